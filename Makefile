@@ -1,0 +1,55 @@
+# Every command a contributor needs; CI calls the same targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology isthmus benchmarks
+TESTFLAGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isthmus needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": run make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m coordinator.java --ensure
+	@touch $@
+
+.PHONY: install
+install: $(STAMP) ## Create .venv, install Isthmus, find or install Java
+
+.PHONY: demo
+demo: install ## Two LANs talk across the WAN while brokers are killed
+	$(BIN)/isthmus demo
+
+.PHONY: check
+check: install ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: install ## Rewrite the sources in the house format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+.PHONY: test
+test: install ## Unit and integration tests, with a real ZooKeeper
+	$(BIN)/python -m pytest $(TESTFLAGS)
+
+.PHONY: bench-smoke
+bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
+	$(BIN)/isthmus bench coordination --lans 4 --routers 4 --topics 20 --subscribers 40 --workers 2
+	$(BIN)/isthmus bench frame --topics 55 --seconds 4 --warm-up 1 --crash
+	$(BIN)/isthmus bench crashes --count 3 --topics 55
+
+.PHONY: clean
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
