@@ -1,0 +1,76 @@
+"""Every limit of the overlay, by name. Related limits are asserted together at the end.
+
+A limit that a peer can run into is named in the error the peer gets.
+"""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+MILLISECOND_NS: Final = 1_000_000
+SECOND_NS: Final = 1_000_000_000
+
+# Frames
+FRAME_MAX_BYTES: Final = 1 * MIB
+"""Largest frame after the handshake, kind byte included, length field not."""
+HANDSHAKE_FRAME_MAX_BYTES: Final = 4 * KIB
+"""Largest frame before the peer has introduced itself."""
+FRAME_TARGET_BYTES: Final = 64 * KIB
+"""A sender closes a data frame once it holds this much, so that no frame blocks a link for long."""
+PAYLOAD_MAX_BYTES: Final = 512 * KIB
+"""Largest payload of one message."""
+
+# Handshake and liveness
+HANDSHAKE_TIMEOUT_NS: Final = 2 * SECOND_NS
+HEARTBEAT_INTERVAL_NS: Final = 10 * MILLISECOND_NS
+HEARTBEAT_INTERVAL_MAX_NS: Final = 10 * SECOND_NS
+"""Slowest heartbeat a peer may ask for: it decides how long its death goes unnoticed."""
+HEARTBEAT_SILENCE_NS: Final = 50 * MILLISECOND_NS
+"""Silence after which a peer in the same LAN counts as dead; a WAN link adds its round trip."""
+HEARTBEAT_SILENCE_INTERVALS: Final = 4
+"""A WAN peer may be silent for two round trips and this many heartbeat intervals."""
+LIVELINESS_NS: Final = 2 * SECOND_NS
+"""How long a client may be away before its endpoints are taken down."""
+LIVELINESS_MAX_NS: Final = 3_600 * SECOND_NS
+PERIOD_MAX_NS: Final = 366 * 86_400 * SECOND_NS
+"""Longest period and deadline of a topic."""
+
+# Links
+OUTBOX_MAX_BYTES: Final = 32 * MIB
+"""Waiting and unacknowledged bytes for one peer; beyond it the oldest waiting messages are dropped."""
+OUTBOX_SOFT_BYTES: Final = 8 * MIB
+"""Above this a publisher is told to wait."""
+WRITE_HIGH_WATER_BYTES: Final = 64 * KIB
+"""Bytes handed to a socket before we wait for it to drain; the rest stays in our queue."""
+ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
+"""A receiver acknowledges at least this often, besides every heartbeat."""
+
+# Brokers
+RETENTION_DEFAULT: Final = 64
+RETENTION_MAX: Final = 65_536
+UNSENT_MAX_MESSAGES: Final = 65_536
+"""Messages of one publisher an edge keeps while no routing broker can be reached."""
+UNROUTED_MAX_BYTES: Final = 8 * MIB
+"""What a routing broker keeps for topics whose routes it is still reading."""
+UNROUTED_MAX_NS: Final = 3 * SECOND_NS
+BACKUP_MESSAGES_PER_TOPIC: Final = 10
+"""Copies a backup keeps for one primary, times the topics it serves."""
+ROUTE_LINGER_NS: Final = 2 * SECOND_NS
+"""How long a route outlasts the registration of its last subscriber."""
+ENDPOINTS_MAX_PER_CLIENT: Final = 16_384
+CONNECTIONS_MAX_PER_BROKER: Final = 12_000
+SHEDDING_HOPS: Final = 3
+"""Nodes on a message's way that may shed: each gets an equal share of the topic's loss tolerance."""
+MISSING_SEQUENCES_MAX: Final = 256
+"""Gaps remembered per publisher, to tell a late message from a duplicate."""
+
+# Names
+NAME_MAX_CHARACTERS: Final = 64
+TOPIC_MAX_BYTES: Final = 255
+
+assert HANDSHAKE_FRAME_MAX_BYTES < FRAME_MAX_BYTES
+assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES
+assert FRAME_TARGET_BYTES <= ACKNOWLEDGE_EVERY_BYTES < OUTBOX_SOFT_BYTES < OUTBOX_MAX_BYTES
+assert HEARTBEAT_INTERVAL_NS * HEARTBEAT_SILENCE_INTERVALS < HEARTBEAT_SILENCE_NS
+assert RETENTION_DEFAULT <= RETENTION_MAX <= UNSENT_MAX_MESSAGES

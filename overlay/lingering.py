@@ -1,0 +1,44 @@
+"""What has just gone may be back in a moment: keep it a little longer.
+
+When a broker's ZooKeeper session expires, everything it had registered vanishes and comes back a
+moment later, while the broker itself works on. Routes built from registrations must not follow
+such a blink, or messages fall into it.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Lingering(Generic[Item]):
+    """A set whose items stay for a while after they are gone."""
+
+    __slots__ = ("_gone", "_linger_ns", "_present")
+
+    def __init__(self, linger_ns: int) -> None:
+        self._linger_ns = linger_ns
+        self._present: frozenset[Item] = frozenset()
+        self._gone: dict[Item, int] = {}
+
+    def update(self, present: Iterable[Item], now_ns: int) -> None:
+        """These are there now."""
+        before = self._present
+        self._present = frozenset(present)
+        for item in before - self._present:
+            self._gone[item] = now_ns
+        for item in self._present & self._gone.keys():
+            del self._gone[item]
+
+    def expire(self, now_ns: int) -> bool:
+        """Let go of what has been gone for long enough; says whether something was."""
+        if not self._gone:
+            return False
+        late = [item for item, since_ns in self._gone.items() if now_ns - since_ns >= self._linger_ns]
+        for item in late:
+            del self._gone[item]
+        return bool(late)
+
+    def __iter__(self) -> Iterator[Item]:
+        yield from self._present
+        yield from self._gone

@@ -1,0 +1,168 @@
+"""The frames of the wire protocol as types. `overlay.codec` turns them into bytes and back.
+
+`docs/wire.md` draws each frame and says who sends it to whom.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, Final
+
+PROTOCOL_VERSION: Final = 1
+
+UNKNOWN_CLOCK_SHIFT: Final = -(2**63)
+"""Clock shift of a batch whose age cannot be bounded: some link had no helper yet."""
+
+
+class FrameKind(IntEnum):
+    """The byte after the length of a frame."""
+
+    HELLO = 1
+    WELCOME = 2
+    CLOSE = 3
+    HEARTBEAT = 4
+    DATA = 5
+    DECLARE = 6
+    DECLARED = 7
+    REFUSED = 8
+    UNDECLARE = 9
+    MATCHED = 10
+    PRUNE = 11
+
+
+class Role(StrEnum):
+    """What a node is."""
+
+    CLIENT = "client"
+    EDGE = "edge"
+    ROUTER = "router"
+
+
+class EndpointKind(StrEnum):
+    """The two kinds of endpoint."""
+
+    PUBLISHER = "pub"
+    SUBSCRIBER = "sub"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame on a connection, from the side that opened it."""
+
+    role: Role
+    node: str
+    incarnation: int
+    """Drawn at random when the process starts: the same name with another incarnation is another process."""
+    heartbeat_ns: int
+    """How often the sender will send heartbeats, and asks to get them."""
+    lan: str = ""
+    cluster: str = ""
+    """Empty for a client, which learns the cluster from the WELCOME."""
+    peer_incarnation: int = 0
+    """The incarnation of the receiver that `received` counts for; 0 if this is the first contact."""
+    received: int = 0
+    """Data frames received from the receiver so far: it goes on after these."""
+    protocol: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answer to HELLO: the connection is open."""
+
+    role: Role
+    node: str
+    incarnation: int
+    lan: str = ""
+    cluster: str = ""
+    received: int = 0
+    """Data frames received from the dialling incarnation so far: it goes on after these."""
+    edges: tuple[str, ...] = ()
+    """For a client: locators of the other edge brokers of the LAN, to turn to if this one dies."""
+    protocol: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Last frame on a connection."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent regularly both ways: liveness, acknowledgement and clock readings in one."""
+
+    sent_ns: int
+    """Sender's clock when it sent this."""
+    echo_ns: int
+    """`sent_ns` of the last heartbeat the sender received; 0 if none."""
+    echo_received_ns: int
+    """Sender's clock when it received that one."""
+    received: int
+    """Data frames the sender has received on this link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Client to edge: an endpoint exists. Repeated after every reconnect."""
+
+    endpoint: int
+    kind: EndpointKind
+    topic: str
+    qos: dict[str, Any] | None = None
+    """None: take the topic as it is, or the default if it is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Edge to client: the endpoint is known to the overlay."""
+
+    endpoint: int
+    topic_id: int
+    qos: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Edge to client: the endpoint cannot be."""
+
+    endpoint: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undeclare:
+    """Client to edge: the endpoint is gone."""
+
+    endpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Edge to publishing client: how many subscribers its topic has now, in all LANs."""
+
+    endpoint: int
+    subscribers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Primary to backup: these frames of copies have been dispatched and can go."""
+
+    frames: tuple[int, ...]
+    """First and last numbers of ranges, in turn."""
+
+
+ControlMessage = Hello | Welcome | Close | Declare | Declared | Refused | Undeclare | Matched | Prune
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as a subscriber's side sees it. Hot paths work on whole batches instead."""
+
+    topic_id: int
+    publisher: int
+    sequence: int
+    born_ns: int
+    payload: bytes

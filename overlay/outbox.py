@@ -1,0 +1,348 @@
+"""What waits for one peer, and what it has been sent but has not acknowledged.
+
+An outbox belongs to the peer, not to a connection: when the connection breaks, the frames the
+peer has not acknowledged go out again on the next one. The peer counts the data frames it has
+received and says so in every heartbeat, so an acknowledgement costs nothing per message.
+
+Order: runs leave by earliest deadline, runs of the same millisecond in the order they came.
+Neighbouring runs with the same batch header leave as one frame. Bytes handed to a socket are
+first come, first served for good, so an outbox hands over little at a time: nothing while the
+socket is full, and no more than a window of unacknowledged bytes, which grows while the peer
+acknowledges promptly and shrinks when it does not. What waits here can still be overtaken.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from overlay.batch import FRAME_OVERHEAD_BYTES, Run, encode_batch
+from overlay.errors import CloseReason, ProtocolError
+from overlay.framing import FRAME_HEADER_BYTES
+from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES
+from overlay.messages import UNKNOWN_CLOCK_SHIFT
+from overlay.schedule import Calendar
+
+OVERLOADED_AFTER_NS: Final = 20 * MILLISECOND_NS
+"""An outbox that has not run empty for this long takes in more than it gives out."""
+WINDOW_FIRST_BYTES: Final = 128 * KIB
+WINDOW_LEAST_BYTES: Final = 16 * KIB
+WINDOW_MOST_BYTES: Final = 8 * MIB
+PROMPT_NS: Final = 20 * MILLISECOND_NS
+"""A peer that acknowledges within a round trip and this much can take more at a time."""
+SLOW_NS: Final = 30 * MILLISECOND_NS
+"""One that needs a round trip and more than this gets less: the rest only queues on the way."""
+
+assert WINDOW_LEAST_BYTES <= WINDOW_FIRST_BYTES <= WINDOW_MOST_BYTES < OUTBOX_MAX_BYTES
+
+
+class Ticket:
+    """Follows a run through an outbox: whoever appended it learns when the peer has it."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        """Set to have the run dropped if it still waits."""
+
+
+OnSent = Callable[[int, Sequence[Ticket]], None]
+"""Called with the number of a frame and the tickets of the runs in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatistics:
+    """Counts since the outbox was made."""
+
+    messages_sent: int
+    frames_sent: int
+    bytes_sent: int
+    frames_resent: int
+    messages_dropped: int
+    waiting_messages: int
+    waiting_bytes: int
+    unacknowledged_bytes: int
+
+
+class _Waiting(NamedTuple):
+    urgency: int
+    origin: int
+    clock_shift_ns: int
+    run: Run
+    ticket: Ticket | None
+
+
+class _Sent(NamedTuple):
+    data: bytes
+    sent_ns: int
+    tickets: Sequence[Ticket]
+
+
+class Outbox:
+    """Waiting runs and unacknowledged frames for one peer."""
+
+    __slots__ = (
+        "_acknowledged",
+        "_busy_since_ns",
+        "_bytes_sent",
+        "_capacity_bytes",
+        "_frames_resent",
+        "_frames_sent",
+        "_least_shift_ns",
+        "_lost_tickets",
+        "_messages_dropped",
+        "_messages_sent",
+        "_sent",
+        "_unacknowledged",
+        "_unacknowledged_bytes",
+        "_waiting",
+        "_waiting_bytes",
+        "_waiting_messages",
+        "_window_bytes",
+        "on_sent",
+    )
+
+    def __init__(self, capacity_bytes: int = OUTBOX_MAX_BYTES) -> None:
+        self.on_sent: OnSent | None = None
+        self._capacity_bytes = capacity_bytes
+        self._waiting: Calendar[_Waiting] = Calendar()
+        self._waiting_bytes = 0
+        self._waiting_messages = 0
+        self._busy_since_ns = 0
+        self._least_shift_ns: dict[int, int] = {}
+        """By origin: the least clock shift since nothing waited; all deadlines are compared with it."""
+        self._window_bytes = WINDOW_FIRST_BYTES
+        # Frames numbered _acknowledged+1 .. _sent, oldest first.
+        self._unacknowledged: deque[_Sent] = deque()
+        self._unacknowledged_bytes = 0
+        self._sent = 0
+        self._acknowledged = 0
+        self._messages_sent = 0
+        self._bytes_sent = 0
+        self._frames_sent = 0
+        self._frames_resent = 0
+        self._messages_dropped = 0
+        self._lost_tickets: list[Ticket] = []
+
+    def append(
+        self,
+        deadline_ns: int,
+        urgency: int,
+        origin: int,
+        clock_shift_ns: int,
+        run: Run,
+        now_ns: int,
+        ticket: Ticket | None = None,
+    ) -> int:
+        """Queue a run. Returns how many waiting messages had to be dropped to make room."""
+        if not self._waiting_messages:
+            self._busy_since_ns = now_ns
+            self._least_shift_ns.clear()
+        if deadline_ns and clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
+            # A shift that has grown makes a later message look older than one before it.
+            least_ns = self._least_shift_ns.get(origin, clock_shift_ns)
+            if clock_shift_ns <= least_ns:
+                self._least_shift_ns[origin] = clock_shift_ns
+            else:
+                deadline_ns += clock_shift_ns - least_ns
+        self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
+        self._waiting_bytes += len(run.data)
+        self._waiting_messages += run.messages
+        if self._waiting_bytes + self._unacknowledged_bytes > self._capacity_bytes:
+            return self._make_room()
+        return 0
+
+    def take_frames(self, budget_bytes: int, now_ns: int) -> list[bytes]:
+        """Frames to write now, up to about `budget_bytes`; they count as sent and unacknowledged."""
+        frames: list[bytes] = []
+        budget_bytes = min(budget_bytes, self._window_bytes - self._unacknowledged_bytes)
+        while self._waiting_messages and budget_bytes > 0:
+            data = self._take_frame(now_ns)
+            if data is not None:
+                budget_bytes -= len(data)
+                frames.append(data)
+        return frames
+
+    def acknowledge(self, received: int, now_ns: int = 0, round_trip_ns: int = 0) -> list[Ticket]:
+        """The peer has received `received` data frames on this link; returns the tickets of those.
+
+        With the time and the link's round trip, the window learns from how long it took.
+        """
+        if received > self._sent:
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE, f"peer acknowledges {received} frames, {self._sent} were sent"
+            )
+        tickets: list[Ticket] = []
+        if now_ns and received > self._acknowledged:
+            self._adapt_window(now_ns - self._unacknowledged[0].sent_ns - round_trip_ns)
+        while self._acknowledged < received:
+            frame = self._unacknowledged.popleft()
+            self._unacknowledged_bytes -= len(frame.data)
+            self._acknowledged += 1
+            if frame.tickets:
+                tickets.extend(frame.tickets)
+        return tickets
+
+    def take_lost_tickets(self) -> list[Ticket]:
+        """Tickets of runs that were dropped to make room since this was last asked."""
+        lost, self._lost_tickets = self._lost_tickets, []
+        return lost
+
+    def resume(self, received: int) -> tuple[list[bytes], list[Ticket]]:
+        """A new connection to the same incarnation.
+
+        Returns the frames to send again, and the tickets of those it has after all.
+        """
+        if received < self._acknowledged:
+            # Frames it never got have been withdrawn or discarded: it counts on without them.
+            return self.restart(received), []
+        tickets = self.acknowledge(received)
+        self._frames_resent += len(self._unacknowledged)
+        return [frame.data for frame in self._unacknowledged], tickets
+
+    def restart(self, received: int = 0) -> list[bytes]:
+        """A new connection to a peer that counts on from `received`. Returns what to send again."""
+        self._acknowledged = received
+        self._sent = received + len(self._unacknowledged)
+        self._frames_resent += len(self._unacknowledged)
+        return [frame.data for frame in self._unacknowledged]
+
+    def withdraw(self) -> list[bytes]:
+        """Take back everything not acknowledged: bodies of data frames, sent ones first."""
+        bodies = [frame.data[FRAME_HEADER_BYTES:] for frame in self._unacknowledged]
+        bodies.extend(
+            encode_batch(item.urgency, item.origin, item.clock_shift_ns, (item.run,))[FRAME_HEADER_BYTES:]
+            for item in self._waiting
+            if item.ticket is None or not item.ticket.cancelled
+        )
+        self._clear()
+        return bodies
+
+    def discard(self) -> tuple[int, list[Ticket]]:
+        """Forget everything; returns the waiting messages dropped and the tickets of all runs."""
+        dropped = self._waiting_messages
+        tickets = [ticket for frame in self._unacknowledged for ticket in frame.tickets]
+        tickets.extend(item.ticket for item in self._waiting if item.ticket is not None)
+        self._clear()
+        self._messages_dropped += dropped
+        return dropped, tickets
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and nothing is unacknowledged."""
+        return not self._waiting_messages and not self._unacknowledged
+
+    @property
+    def has_waiting(self) -> bool:
+        """Something waits to be sent."""
+        return self._waiting_messages > 0
+
+    @property
+    def load_bytes(self) -> int:
+        """Waiting and unacknowledged bytes."""
+        return self._waiting_bytes + self._unacknowledged_bytes
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """The earliest deadline that waits."""
+        return self._waiting.next_deadline_ns()
+
+    def is_overloaded(self, now_ns: int) -> bool:
+        """It has not run empty for a while: shed what may be shed."""
+        return self._waiting_messages > 0 and now_ns - self._busy_since_ns > OVERLOADED_AFTER_NS
+
+    @property
+    def has_room(self) -> bool:
+        """The window is not full: more may be sent before the next acknowledgement."""
+        return self._unacknowledged_bytes < self._window_bytes
+
+    def statistics(self) -> OutboxStatistics:
+        """Counts since the outbox was made."""
+        return OutboxStatistics(
+            messages_sent=self._messages_sent,
+            frames_sent=self._frames_sent,
+            bytes_sent=self._bytes_sent,
+            frames_resent=self._frames_resent,
+            messages_dropped=self._messages_dropped,
+            waiting_messages=self._waiting_messages,
+            waiting_bytes=self._waiting_bytes,
+            unacknowledged_bytes=self._unacknowledged_bytes,
+        )
+
+    def validate(self) -> None:
+        """Assert the invariants; tests call this after every step."""
+        self._waiting.validate()
+        assert self._sent - self._acknowledged == len(self._unacknowledged)
+        assert self._unacknowledged_bytes == sum(len(frame.data) for frame in self._unacknowledged)
+        assert self._waiting_bytes == sum(len(item.run.data) for item in self._waiting)
+        assert self._waiting_messages == sum(item.run.messages for item in self._waiting)
+
+    def _take_frame(self, now_ns: int) -> bytes | None:
+        """The next frame; None if the run that was next has been cancelled."""
+        first = self._waiting.pop()
+        self._waiting_bytes -= len(first.run.data)
+        self._waiting_messages -= first.run.messages
+        if first.ticket is not None and first.ticket.cancelled:
+            return None
+        runs = [first.run]
+        tickets = [first.ticket] if first.ticket is not None else []
+        size = FRAME_OVERHEAD_BYTES + len(first.run.data)
+        messages = first.run.messages
+        target_bytes = min(FRAME_TARGET_BYTES, self._window_bytes // 2)
+        while (item := self._waiting.first()) is not None:
+            if (
+                item.origin != first.origin
+                or item.urgency != first.urgency
+                or item.clock_shift_ns != first.clock_shift_ns
+                or size + len(item.run.data) > target_bytes
+            ):
+                break
+            self._waiting.pop()
+            self._waiting_bytes -= len(item.run.data)
+            self._waiting_messages -= item.run.messages
+            if item.ticket is not None:
+                if item.ticket.cancelled:
+                    continue
+                tickets.append(item.ticket)
+            runs.append(item.run)
+            size += len(item.run.data)
+            messages += item.run.messages
+        data = encode_batch(first.urgency, first.origin, first.clock_shift_ns, runs)
+        self._unacknowledged.append(_Sent(data, now_ns, tickets))
+        self._unacknowledged_bytes += len(data)
+        self._sent += 1
+        self._frames_sent += 1
+        self._messages_sent += messages
+        self._bytes_sent += len(data)
+        if self.on_sent is not None:
+            self.on_sent(self._sent, tickets)
+        return data
+
+    def _adapt_window(self, taken_ns: int) -> None:
+        if taken_ns > SLOW_NS:
+            self._window_bytes = max(self._window_bytes // 2, WINDOW_LEAST_BYTES)
+        elif taken_ns < PROMPT_NS and self._unacknowledged_bytes > self._window_bytes // 2:
+            self._window_bytes = min(self._window_bytes * 2, WINDOW_MOST_BYTES)
+
+    def _make_room(self) -> int:
+        """Drop what is due first, and so most likely late, until the outbox is within its capacity."""
+        dropped = 0
+        while self._waiting_messages and self.load_bytes > self._capacity_bytes:
+            item = self._waiting.pop()
+            self._waiting_bytes -= len(item.run.data)
+            self._waiting_messages -= item.run.messages
+            if item.ticket is not None:
+                if item.ticket.cancelled:
+                    continue
+                self._lost_tickets.append(item.ticket)
+            dropped += item.run.messages
+        self._messages_dropped += dropped
+        return dropped
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._waiting_messages = 0
+        self._acknowledged = self._sent
+        self._unacknowledged.clear()
+        self._unacknowledged_bytes = 0

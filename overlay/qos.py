@@ -1,0 +1,126 @@
+"""Quality of service of a topic: what publishers promise and subscribers may rely on.
+
+`docs/notation.md` maps these names to the symbols of the papers (period T, deadline D,
+loss tolerance L, retention N).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from overlay.errors import QosError, show
+from overlay.limits import (
+    LIVELINESS_MAX_NS,
+    LIVELINESS_NS,
+    MILLISECOND_NS,
+    PERIOD_MAX_NS,
+    RETENTION_DEFAULT,
+    RETENTION_MAX,
+)
+
+
+class Reliability(StrEnum):
+    """Whether the ingress edge keeps messages to send them again after a failure."""
+
+    BEST_EFFORT = "best_effort"
+    RELIABLE = "reliable"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicQos:
+    """What a topic needs. `None` means: not limited."""
+
+    period_ms: float | None = None
+    """Minimum time between two messages of one publisher; None if sporadic."""
+    deadline_ms: float | None = None
+    """Publisher to subscriber, soft."""
+    loss_tolerance: int | None = 0
+    """Most consecutive losses a subscriber can bear; None for best effort."""
+    retention: int = RETENTION_DEFAULT
+    """Latest messages the ingress edge keeps per publisher for sending again."""
+    reliability: Reliability = Reliability.RELIABLE
+    liveliness_ms: float = LIVELINESS_NS / MILLISECOND_NS
+    """How long an endpoint may be silent before it counts as gone."""
+
+    def __post_init__(self) -> None:
+        if self.period_ms is not None:
+            _check_duration("period_ms", self.period_ms, PERIOD_MAX_NS)
+        if self.deadline_ms is not None:
+            _check_duration("deadline_ms", self.deadline_ms, PERIOD_MAX_NS)
+        _check_duration("liveliness_ms", self.liveliness_ms, LIVELINESS_MAX_NS)
+        _check_count("retention", self.retention, RETENTION_MAX)
+        if self.loss_tolerance is not None:
+            _check_count("loss_tolerance", self.loss_tolerance, 2**31)
+        if self.reliability is Reliability.BEST_EFFORT and self.loss_tolerance is not None:
+            raise QosError(
+                f"reliability is best_effort but loss_tolerance is {self.loss_tolerance}: "
+                "set loss_tolerance to none, or reliability to reliable"
+            )
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """The deadline in nanoseconds."""
+        return None if self.deadline_ms is None else round(self.deadline_ms * MILLISECOND_NS)
+
+    @property
+    def liveliness_ns(self) -> int:
+        """The liveliness period in nanoseconds."""
+        return round(self.liveliness_ms * MILLISECOND_NS)
+
+    @property
+    def kept_messages(self) -> int:
+        """Messages the ingress edge really keeps."""
+        return self.retention if self.reliability is Reliability.RELIABLE else 0
+
+    def to_record(self) -> dict[str, Any]:
+        """The plain form that travels in znodes and control frames."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: object) -> Self:
+        """Read the plain form back; raises QosError on anything else."""
+        if not isinstance(record, Mapping):
+            raise QosError(f"QoS is {type(record).__name__}, expected a map of fields")
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(str(name) for name in record if name not in known)
+        if unknown:
+            raise QosError(
+                f"QoS has unknown fields {', '.join(unknown)}: known are {', '.join(sorted(known))}"
+            )
+        values = dict(record)
+        if "reliability" in values:
+            try:
+                values["reliability"] = Reliability(values["reliability"])
+            except ValueError:
+                raise QosError(
+                    f"reliability is {show(values['reliability'])}: use one of {', '.join(Reliability)}"
+                ) from None
+        return cls(**values)
+
+
+def _check_duration(name: str, value: object, most_ns: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise QosError(f"{name} is {show(value)}: give a number of milliseconds")
+    most_ms = most_ns // MILLISECOND_NS
+    if not 0 < value <= most_ms:
+        raise QosError(f"{name} is {show(value)}: it must be above 0 and at most {most_ms}")
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise QosError(f"{name} is {show(value)}: give a whole number")
+    if not 0 <= value <= most:
+        raise QosError(f"{name} is {show(value)}: it must be between 0 and {most}")
+
+
+BEST_EFFORT = TopicQos(loss_tolerance=None, retention=0, reliability=Reliability.BEST_EFFORT)
+
+
+def explain_difference(existing: TopicQos, asked: TopicQos) -> str:
+    """Name the fields in which two QoS differ, for a refusal; empty if they are equal."""
+    return "; ".join(
+        f"{field.name} is {getattr(existing, field.name)}, asked for {getattr(asked, field.name)}"
+        for field in fields(existing)
+        if getattr(existing, field.name) != getattr(asked, field.name)
+    )

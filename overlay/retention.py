@@ -1,0 +1,90 @@
+"""The latest messages of one publisher, kept by the ingress edge for sending again.
+
+FRAME calls this the publisher's retention buffer (N messages); the edge keeps it as the
+publisher's proxy. Messages that could not be sent yet, because no routing broker is reachable,
+are kept beyond N up to a limit of their own; what falls off then is lost and counted.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from overlay.batch import MESSAGE_HEADER
+from overlay.limits import UNSENT_MAX_MESSAGES
+
+
+class Retention:
+    """Messages of one publisher in order: first the retained ones, then those never sent."""
+
+    __slots__ = ("_capacity", "_messages", "_unsent", "dropped")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._messages: deque[bytes] = deque()
+        self._unsent = 0
+        self.dropped = 0
+        """Messages that fell off before they could be sent."""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def unsent(self) -> int:
+        """Messages that no routing broker has been sent."""
+        return self._unsent
+
+    def keep_sent(self, message: bytes) -> None:
+        """Keep a message that is going out right now."""
+        assert not self._unsent, "unsent messages must go out before newer ones"
+        messages = self._messages
+        messages.append(message)
+        if len(messages) > self._capacity:
+            messages.popleft()
+
+    def keep_unsent(self, message: bytes) -> None:
+        """Keep a message that cannot go out yet."""
+        self._messages.append(message)
+        self._unsent += 1
+        if self._unsent > UNSENT_MAX_MESSAGES:
+            self._unsent -= 1
+            self.dropped += 1
+        self._trim()
+
+    def resend(self) -> list[bytes]:
+        """Everything kept, in order, for a new routing broker; all of it counts as sent now."""
+        again = list(self._messages)
+        self._unsent = 0
+        self._trim()
+        return again
+
+    def recall(self, undelivered: Mapping[int, bytes]) -> None:
+        """The routing broker is gone: merge what it never acknowledged, by sequence, with what is kept.
+
+        All of it counts as unsent again, in the order of the sequences.
+        """
+        if not undelivered:
+            self._unsent = len(self._messages)
+            return
+        by_sequence = {MESSAGE_HEADER.unpack_from(message)[2]: message for message in self._messages}
+        by_sequence.update(undelivered)
+        self._messages = deque(by_sequence[sequence] for sequence in sorted(by_sequence))
+        overflow = len(self._messages) - UNSENT_MAX_MESSAGES
+        for _ in range(overflow):
+            self._messages.popleft()
+            self.dropped += 1
+        self._unsent = len(self._messages)
+
+    def forget(self) -> None:
+        """Drop all messages: nobody else is interested any more."""
+        self._messages.clear()
+        self._unsent = 0
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert 0 <= self._unsent <= min(len(self._messages), UNSENT_MAX_MESSAGES)
+        assert len(self._messages) <= max(self._capacity, self._unsent)
+
+    def _trim(self) -> None:
+        # Unsent messages are the newest ones: only those sent before may fall off here.
+        keep = max(self._capacity, self._unsent)
+        while len(self._messages) > keep:
+            self._messages.popleft()

@@ -1,0 +1,30 @@
+"""Deadline classes: the byte in a data frame's header that says how urgent its messages are.
+
+A frame holds messages of one class. The class orders nothing by itself, deadlines do; it lets a
+hop tell bulk from urgent without opening the frame.
+"""
+
+from typing import Final
+
+from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.qos import TopicQos
+
+SHEDDABLE: Final = 0x80
+"""Set in the class of best-effort topics: such frames go first when there is too much."""
+NO_DEADLINE_NS: Final = 60 * SECOND_NS
+"""A topic without a deadline is treated as if it had this one, so that it cannot starve."""
+_CLASS_LIMITS_NS: Final = tuple(
+    limit * MILLISECOND_NS for limit in (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+)
+
+
+def deadline_ns(qos: TopicQos) -> int:
+    """The topic's deadline, or the one it is treated as having."""
+    return NO_DEADLINE_NS if qos.deadline_ns is None else qos.deadline_ns
+
+
+def urgency(qos: TopicQos) -> int:
+    """The deadline class of a topic: 1 is the most urgent."""
+    wanted_ns = deadline_ns(qos)
+    level = 1 + sum(wanted_ns > limit_ns for limit_ns in _CLASS_LIMITS_NS)
+    return level | SHEDDABLE if qos.loss_tolerance is None else level

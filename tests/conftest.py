@@ -1,0 +1,29 @@
+"""Fixtures shared by all tests: one real ZooKeeper for the session, a fresh chroot for each test."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.embedded import EmbeddedZooKeeper
+
+_chroot_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[EmbeddedZooKeeper]:
+    """A running server, started by the first test that asks for it. Do not stop it: others use it too."""
+    with EmbeddedZooKeeper() as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper_hosts(zookeeper: EmbeddedZooKeeper) -> str:
+    """The connection string of the session's server, without a chroot."""
+    return zookeeper.hosts
+
+
+@pytest.fixture
+def chroot() -> str:
+    """A path that no other test uses; the test creates it if it needs it."""
+    return f"/test-{next(_chroot_numbers)}"

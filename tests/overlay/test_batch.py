@@ -1,0 +1,117 @@
+"""Data frames: round trips, and every way to cut them short."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.batch import (
+    BATCH_HEADER_BYTES,
+    FRAME_OVERHEAD_BYTES,
+    MESSAGE_HEADER_BYTES,
+    TOPIC_AND_LENGTH,
+    BatchHeader,
+    Run,
+    decode_batch_header,
+    decode_messages,
+    encode_batch,
+    encode_message,
+)
+from overlay.errors import CloseReason, ProtocolError
+from overlay.framing import FRAME_HEADER_BYTES, FrameReader
+from overlay.messages import UNKNOWN_CLOCK_SHIFT, FrameKind, Message
+
+u64 = st.integers(0, 2**64 - 1)
+_messages = st.lists(
+    st.builds(
+        Message,
+        topic_id=st.integers(0, 2**32 - 1),
+        publisher=u64,
+        sequence=u64,
+        born_ns=u64,
+        payload=st.binary(max_size=40),
+    ),
+    max_size=10,
+)
+_headers = st.tuples(st.integers(0, 255), u64, st.integers(UNKNOWN_CLOCK_SHIFT, 2**63 - 1))
+
+
+def _encode(message: Message) -> bytes:
+    return encode_message(
+        message.topic_id, message.publisher, message.sequence, message.born_ns, message.payload
+    )
+
+
+def _body(messages: list[Message], header: tuple[int, int, int] = (0, 0, 0)) -> bytes:
+    return encode_batch(*header, [Run(1, _encode(message)) for message in messages])[FRAME_HEADER_BYTES:]
+
+
+@given(_headers, _messages, st.data())
+def test_a_batch_survives_its_bytes_however_it_is_cut_into_runs(
+    header: tuple[int, int, int], messages: list[Message], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(messages)))) | {0, len(messages)})
+    runs = [Run(end - start, b"".join(map(_encode, messages[start:end]))) for start, end in pairwise(cuts)]
+    encoded = encode_batch(*header, runs)
+    reader = FrameReader()
+    reader.open_up()
+    reader.feed(encoded)
+    ((kind, body),) = reader.take_frames()
+    assert reader.pending_bytes == 0
+    assert kind == FrameKind.DATA
+    assert decode_batch_header(body) == BatchHeader(*header, len(messages))
+    assert list(decode_messages(body)) == messages
+    assert body[BATCH_HEADER_BYTES:] == b"".join(map(_encode, messages))
+    assert len(encoded) == FRAME_OVERHEAD_BYTES + sum(len(run.data) for run in runs)
+
+
+@given(_messages.filter(bool))
+def test_a_routing_broker_reads_the_same_topic_and_length(messages: list[Message]) -> None:
+    for message in messages:
+        data = _encode(message)
+        assert TOPIC_AND_LENGTH.size == MESSAGE_HEADER_BYTES
+        assert TOPIC_AND_LENGTH.unpack_from(data) == (message.topic_id, len(message.payload))
+
+
+@given(_messages)
+def test_a_batch_cut_short_at_any_byte_is_a_protocol_error(messages: list[Message]) -> None:
+    body = _body(messages)
+    for end in range(len(body)):
+        with pytest.raises(ProtocolError) as caught:
+            list(decode_messages(body[:end]))
+        assert caught.value.reason is CloseReason.BAD_FRAME
+
+
+@given(_messages, st.binary(min_size=1, max_size=80))
+def test_a_batch_with_bytes_behind_it_is_a_protocol_error(messages: list[Message], tail: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(decode_messages(_body(messages) + tail))
+
+
+@given(_messages, st.integers(0, 2**32 - 1))
+def test_a_wrong_count_is_a_protocol_error_that_names_both(messages: list[Message], count: int) -> None:
+    if count == len(messages):
+        count += 1
+    body = encode_batch(0, 0, 0, [Run(count, b"".join(map(_encode, messages)))])[FRAME_HEADER_BYTES:]
+    with pytest.raises(ProtocolError, match=f"announces {count} messages, {len(messages)} are whole"):
+        list(decode_messages(body))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_batch_or_a_protocol_error(body: bytes) -> None:
+    try:
+        messages = list(decode_messages(body))
+    except ProtocolError as error:
+        assert error.reason is CloseReason.BAD_FRAME
+        return
+    assert body[BATCH_HEADER_BYTES:] == b"".join(map(_encode, messages))
+
+
+def test_a_short_header_is_refused_with_both_lengths() -> None:
+    with pytest.raises(ProtocolError, match=f"of 3 bytes, its header alone has {BATCH_HEADER_BYTES}"):
+        decode_batch_header(b"abc")
+
+
+def test_an_empty_batch_is_a_batch() -> None:
+    assert list(decode_messages(_body([]))) == []

@@ -1,0 +1,123 @@
+"""Heartbeats: when a peer counts as dead, and how far away it is."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.limits import HEARTBEAT_INTERVAL_NS, HEARTBEAT_SILENCE_INTERVALS, HEARTBEAT_SILENCE_NS
+from overlay.liveness import Liveness
+from overlay.messages import Heartbeat
+
+MS = 1_000_000
+TICK_NS = 10 * MS
+START_NS = 10**12
+
+
+def _lan() -> Liveness:
+    return Liveness(HEARTBEAT_INTERVAL_NS, HEARTBEAT_SILENCE_NS, START_NS)
+
+
+def _ticks_until_dead(liveness: Liveness, now_ns: int, at_most: int = 10_000) -> tuple[int, int]:
+    """Regular ticks without a word from the peer: how many until it counts as dead, and the time then."""
+    for count in range(1, at_most):
+        now_ns += TICK_NS
+        if liveness.tick(now_ns, TICK_NS):
+            return count, now_ns
+    raise AssertionError(f"still alive after {at_most} ticks")
+
+
+def _sample_round_trip(liveness: Liveness, round_trip_ns: int, now_ns: int) -> None:
+    liveness.received(Heartbeat(now_ns, now_ns - round_trip_ns, now_ns, 0), now_ns)
+
+
+def test_a_silent_lan_peer_is_noticed_right_after_fifty_milliseconds() -> None:
+    ticks, _ = _ticks_until_dead(_lan(), START_NS)
+    assert ticks == HEARTBEAT_SILENCE_NS // TICK_NS + 1
+
+
+def test_a_peer_that_is_heard_lives() -> None:
+    liveness = _lan()
+    now_ns = START_NS
+    for _ in range(1000):
+        now_ns += TICK_NS
+        assert not liveness.tick(now_ns, TICK_NS)
+        liveness.heard()
+    assert _ticks_until_dead(liveness, now_ns)[0] == 6
+
+
+@given(st.lists(st.integers(0, 3_600_000 * MS), max_size=2))
+def test_the_time_this_node_was_held_up_is_not_counted_as_silence(stalls_ns: list[int]) -> None:
+    liveness = _lan()
+    now_ns = START_NS
+    for stall_ns in stalls_ns:
+        now_ns += stall_ns
+        assert not liveness.tick(now_ns, TICK_NS)
+    ticks, _ = _ticks_until_dead(liveness, now_ns)
+    # A stall counts as two ticks at most, so the peer still gets a part of its grace.
+    assert ticks >= 6 - 2 * len(stalls_ns)
+
+
+@given(st.integers(1, 2000 * MS))
+def test_a_wan_peer_may_be_silent_for_two_round_trips_and_four_intervals(round_trip_ns: int) -> None:
+    liveness = _lan()
+    _sample_round_trip(liveness, round_trip_ns, START_NS)
+    limit_ns = max(
+        HEARTBEAT_SILENCE_NS, 2 * round_trip_ns + HEARTBEAT_SILENCE_INTERVALS * HEARTBEAT_INTERVAL_NS
+    )
+    assert liveness.silence_limit_ns == limit_ns
+    _, dead_ns = _ticks_until_dead(liveness, START_NS)
+    assert limit_ns < dead_ns - START_NS <= limit_ns + TICK_NS
+
+
+@given(
+    offset_ns=st.integers(-(10**15), 10**15),
+    there_ns=st.integers(0, 500 * MS),
+    held_ns=st.integers(0, 100 * MS),
+    back_ns=st.integers(0, 500 * MS),
+)
+def test_the_round_trip_is_right_whatever_the_offset_between_the_clocks(
+    offset_ns: int, there_ns: int, held_ns: int, back_ns: int
+) -> None:
+    ours = _lan()
+    theirs = Liveness(HEARTBEAT_INTERVAL_NS, HEARTBEAT_SILENCE_NS, 0)
+    base_ns = 10**16
+    sent_ns = base_ns
+    theirs.received(ours.heartbeat(sent_ns, 0), sent_ns + there_ns + offset_ns)
+    answer = theirs.heartbeat(sent_ns + there_ns + held_ns + offset_ns, 0)
+    ours.received(answer, sent_ns + there_ns + held_ns + back_ns)
+    assert ours.round_trip_ns == there_ns + back_ns
+
+
+def test_the_first_heartbeat_has_nothing_to_echo_and_gives_no_sample() -> None:
+    ours, theirs = _lan(), _lan()
+    first = theirs.heartbeat(START_NS, 5)
+    assert (first.echo_ns, first.echo_received_ns, first.received) == (0, 0, 5)
+    ours.received(first, START_NS + MS)
+    assert ours.round_trip_ns == 0
+    assert ours.silence_limit_ns == HEARTBEAT_SILENCE_NS
+
+
+def test_an_impossible_echo_is_ignored() -> None:
+    liveness = _lan()
+    _sample_round_trip(liveness, 3 * MS, START_NS)
+    liveness.received(Heartbeat(START_NS, START_NS + 10 * MS, START_NS, 0), START_NS)
+    assert liveness.round_trip_ns == 3 * MS
+
+
+@given(st.lists(st.integers(0, 300 * MS), min_size=1, max_size=400))
+def test_the_limit_covers_every_recent_round_trip_and_forgets_old_ones(round_trips_ns: list[int]) -> None:
+    liveness = _lan()
+    for at, round_trip_ns in enumerate(round_trips_ns):
+        _sample_round_trip(liveness, round_trip_ns, START_NS + at * TICK_NS)
+    upper_ns = (liveness.silence_limit_ns - HEARTBEAT_SILENCE_INTERVALS * HEARTBEAT_INTERVAL_NS) // 2
+    assert liveness.round_trip_ns == round_trips_ns[-1]
+    assert liveness.silence_limit_ns == HEARTBEAT_SILENCE_NS or upper_ns in round_trips_ns[-128:]
+    assert liveness.silence_limit_ns >= HEARTBEAT_SILENCE_NS
+    assert upper_ns >= max(round_trips_ns[-64:])
+
+
+def test_heartbeats_are_due_at_the_tick_nearest_to_the_interval() -> None:
+    liveness = _lan()
+    assert liveness.is_due(START_NS, HEARTBEAT_INTERVAL_NS)
+    liveness.heartbeat(START_NS, 0)
+    assert not liveness.is_due(START_NS + HEARTBEAT_INTERVAL_NS // 2 - 1, HEARTBEAT_INTERVAL_NS)
+    assert liveness.is_due(START_NS + HEARTBEAT_INTERVAL_NS // 2, HEARTBEAT_INTERVAL_NS)

@@ -1,0 +1,134 @@
+"""Retention of one publisher's messages, against a model of two lists."""
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.batch import encode_message
+from overlay.retention import Retention
+
+UNSENT_MAX = 6
+_operations = st.lists(
+    st.sampled_from(["publish", "publish", "publish", "router up", "router down", "acknowledge", "forget"]),
+    min_size=10,
+    max_size=60,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_limit() -> Iterator[None]:
+    with patch("overlay.retention.UNSENT_MAX_MESSAGES", UNSENT_MAX):
+        yield
+
+
+def _message(sequence: int) -> bytes:
+    return encode_message(1, 2, sequence, 0, b"x")
+
+
+class Model:
+    """A publisher's messages at its edge: sent ones first, then those that could not be sent."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.sent: list[int] = []
+        self.unsent: list[int] = []
+        self.dropped: list[int] = []
+
+    @property
+    def kept(self) -> list[int]:
+        return [*self.sent, *self.unsent]
+
+    def trim(self) -> None:
+        """The newest `capacity` messages are kept, and unsent ones beyond it, up to their own limit."""
+        while len(self.unsent) > UNSENT_MAX:
+            self.dropped.append(self.unsent.pop(0))
+        surplus = len(self.kept) - max(self.capacity, len(self.unsent))
+        if surplus > 0:
+            del self.sent[:surplus]
+
+
+@given(st.integers(0, UNSENT_MAX), _operations, st.data())
+def test_retention_keeps_what_a_model_of_two_lists_keeps(
+    capacity: int, operations: list[str], data: st.DataObject
+) -> None:
+    retention = Retention(capacity)
+    model = Model(capacity)
+    last = 0
+    router = False
+    unacknowledged: list[int] = []
+    for operation in operations:
+        if operation == "publish":
+            last += 1
+            if router:
+                retention.keep_sent(_message(last))
+                model.sent.append(last)
+                unacknowledged.append(last)
+            else:
+                retention.keep_unsent(_message(last))
+                model.unsent.append(last)
+        elif operation == "router up" and not router:
+            router = True
+            assert retention.resend() == [_message(sequence) for sequence in model.kept]
+            unacknowledged = model.kept
+            model.sent, model.unsent = model.kept, []
+        elif operation == "router down" and router:
+            router = False
+            retention.recall({sequence: _message(sequence) for sequence in unacknowledged})
+            model.unsent = sorted({*model.sent, *unacknowledged})
+            model.sent = []
+        elif operation == "acknowledge":
+            del unacknowledged[: data.draw(st.integers(0, len(unacknowledged)))]
+        elif operation == "forget":
+            retention.forget()
+            model.sent, model.unsent, unacknowledged = [], [], []
+        model.trim()
+        retention.validate()
+        assert len(retention) == len(model.kept)
+        assert retention.unsent == len(model.unsent)
+        assert retention.dropped == len(model.dropped)
+    assert retention.resend() == [_message(sequence) for sequence in model.kept]
+
+
+@given(st.integers(1, UNSENT_MAX), st.integers(0, 20))
+def test_sent_messages_are_kept_up_to_the_capacity(capacity: int, count: int) -> None:
+    retention = Retention(capacity)
+    for sequence in range(1, count + 1):
+        retention.keep_sent(_message(sequence))
+    assert retention.resend() == [_message(s) for s in range(max(1, count - capacity + 1), count + 1)]
+    assert retention.dropped == 0
+
+
+def test_unsent_messages_are_kept_beyond_the_capacity_and_the_oldest_fall_off_counted() -> None:
+    retention = Retention(2)
+    for sequence in range(1, UNSENT_MAX + 4):
+        retention.keep_unsent(_message(sequence))
+    assert (retention.unsent, retention.dropped) == (UNSENT_MAX, 3)
+    assert retention.resend() == [_message(sequence) for sequence in range(4, UNSENT_MAX + 4)]
+    assert (retention.unsent, len(retention)) == (0, 2)
+
+
+def test_a_newer_message_cannot_overtake_unsent_ones() -> None:
+    retention = Retention(2)
+    retention.keep_unsent(_message(1))
+    with pytest.raises(AssertionError, match="unsent messages must go out before newer ones"):
+        retention.keep_sent(_message(2))
+
+
+def test_recalled_messages_are_merged_in_order_without_doubles() -> None:
+    retention = Retention(2)
+    for sequence in range(1, 6):
+        retention.keep_sent(_message(sequence))
+    retention.recall({sequence: _message(sequence) for sequence in (2, 4, 5)})
+    assert retention.unsent == 3
+    assert retention.resend() == [_message(sequence) for sequence in (2, 4, 5)]
+
+
+def test_what_was_acknowledged_and_is_still_retained_is_sent_again_too() -> None:
+    retention = Retention(3)
+    for sequence in range(1, 6):
+        retention.keep_sent(_message(sequence))
+    retention.recall({5: _message(5)})
+    assert retention.resend() == [_message(sequence) for sequence in (3, 4, 5)]
