@@ -1,0 +1,414 @@
+"""One TCP connection between two nodes: handshake, frames in, frames out, heartbeats.
+
+States of a connection, and what moves it on:
+
+    dialled:   PROXY --200--> HELLO_SENT --WELCOME--> OPEN --any end--> CLOSED
+    accepted:              AWAIT_HELLO   --HELLO----> OPEN --any end--> CLOSED
+
+PROXY is skipped without a proxy. Every state has one exit on error: CLOSED, with an enumerated
+reason, told to the peer in a CLOSE frame if the socket still works. Nothing is written outside
+OPEN but the handshake itself. Data is written at most once per loop turn, and only while the
+socket's own buffer is small, so that what waits stays in the outbox where order can change.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+from overlay.batch import BATCH_HEADER_BYTES
+from overlay.codec import decode, decode_heartbeat, encode, encode_heartbeat
+from overlay.errors import CloseReason, ProtocolError
+from overlay.framing import FrameReader
+from overlay.limits import (
+    ACKNOWLEDGE_EVERY_BYTES,
+    HANDSHAKE_FRAME_MAX_BYTES,
+    HANDSHAKE_TIMEOUT_NS,
+    SECOND_NS,
+    WRITE_HIGH_WATER_BYTES,
+)
+from overlay.liveness import Liveness
+from overlay.locator import Locator
+from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Welcome
+from runtime.link import Link
+
+if TYPE_CHECKING:
+    from runtime.hub import Hub
+
+log = logging.getLogger("isthmus.connection")
+
+_LINGER_S: Final = 1.0
+"""How long a closing connection may take to hand its last bytes to the kernel."""
+_READ_REST_BYTES: Final = 256 * 1024
+_NOT_SENT_LOW_WATER_BYTES: Final = 32 * 1024
+
+
+class State(Enum):
+    """Where a connection is in its life."""
+
+    PROXY = auto()
+    HELLO_SENT = auto()
+    AWAIT_HELLO = auto()
+    OPEN = auto()
+    CLOSED = auto()
+
+
+class Connection(asyncio.Protocol):
+    """One TCP connection; the hub makes one per accepted socket and per dial."""
+
+    def __init__(
+        self, hub: "Hub", *, dialled: Link | None = None, through_proxy_to: Locator | None = None
+    ) -> None:
+        self.hub = hub
+        self.link: Link | None = dialled
+        self.liveness: Liveness | None = None
+        self.closed: asyncio.Future[tuple[CloseReason, str]] = hub.loop.create_future()
+        self._dialled = dialled is not None
+        self._proxied = through_proxy_to
+        self._proxy_answer = b""
+        self._state = State.AWAIT_HELLO
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._writable = True
+        self._flush_scheduled = False
+        self._reading_paused = False
+        self._unacknowledged_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._close_reason = CloseReason.LOST
+        self._close_detail = "the connection broke"
+
+    # Called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOT_SENT_LOW_WATER_BYTES)
+        self._timer = self.hub.loop.call_later(HANDSHAKE_TIMEOUT_NS / SECOND_NS, self._handshake_timed_out)
+        self.hub.connection_opened(self)
+        if not self._dialled:
+            return
+        if self._proxied is not None:
+            self._state = State.PROXY
+            transport.write(f"CONNECT {self._proxied} HTTP/1.1\r\nHost: {self._proxied}\r\n\r\n".encode())
+        else:
+            self._say_hello()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes arrived."""
+        try:
+            if self._state is State.PROXY:
+                data = self._read_proxy_answer(data)
+            if self.liveness is not None:
+                self.liveness.heard()
+            self._reader.feed(data)
+            while self._state in {State.HELLO_SENT, State.AWAIT_HELLO}:
+                frames = self._reader.take_frames(at_most=1)
+                if not frames:
+                    return
+                self._handle_handshake(*frames[0])
+            if self._state is State.OPEN:
+                for kind, body in self._reader.take_frames():
+                    self._handle_frame(kind, body)
+                    if not self.is_open:
+                        return
+        except ProtocolError as error:
+            self.close(error.reason, error.detail)
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full enough: keep the rest in the outbox."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """The socket wants bytes again."""
+        self._writable = True
+        self.flush_soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        if exc is not None and self._close_reason is CloseReason.LOST:
+            self._close_detail = str(exc) or type(exc).__name__
+            self._read_rest()
+        self._finish()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.hub.connection_gone(self)
+
+    # Called by the hub, links and brokers
+
+    @property
+    def is_open(self) -> bool:
+        """The handshake is done and the connection not closed."""
+        return self._state is State.OPEN
+
+    def send_control(self, message: ControlMessage) -> None:
+        """Write a control frame at once; it may overtake waiting data."""
+        if self._transport is not None and self._state is not State.CLOSED:
+            self._transport.write(encode(message))
+
+    def write_again(self, frames: list[bytes]) -> None:
+        """Write frames that were sent on an earlier connection and not acknowledged."""
+        if self._transport is not None and self._state is State.OPEN:
+            self._transport.write(b"".join(frames))
+
+    def flush_soon(self) -> None:
+        """Write waiting data in this loop turn; however often it is asked for, it happens once."""
+        if not self._flush_scheduled and self._state is State.OPEN:
+            self._flush_scheduled = True
+            self.hub.loop.call_soon(self._flush)
+
+    def flush_now(self) -> None:
+        """Write waiting data at once: this loop turn will take long."""
+        scheduled = self._flush_scheduled
+        self._flush()
+        self._flush_scheduled = scheduled
+
+    def close(self, reason: CloseReason, detail: str = "") -> None:
+        """End the connection, telling the peer why."""
+        if self._state is State.CLOSED:
+            return
+        self._close_reason = reason
+        self._close_detail = detail
+        if self._transport is not None:
+            if self._state is not State.PROXY:
+                self._transport.write(encode(Close(reason, detail[:512])))
+            self._close_transport(self._transport)
+        self._finish()
+
+    def abort(self, reason: CloseReason, detail: str) -> None:
+        """End the connection at once: the peer is not listening any more."""
+        if self._state is State.CLOSED:
+            return
+        self._close_reason = reason
+        self._close_detail = detail
+        if self._transport is not None:
+            self._transport.abort()
+        self._finish()
+
+    def pause_reading(self) -> None:
+        """Let the peer's bytes pile up at the peer: backpressure."""
+        if not self._reading_paused and self._transport is not None and self._state is State.OPEN:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take the peer's bytes again."""
+        if self._reading_paused and self._transport is not None and self._state is State.OPEN:
+            self._reading_paused = False
+            if self.liveness is not None:
+                self.liveness.heard()
+            self._transport.resume_reading()
+
+    def tick(self, now_ns: int, tick_ns: int) -> None:
+        """Send a heartbeat if one is due or data waits for its acknowledgement; notice silence."""
+        liveness = self.liveness
+        if liveness is None or self._state is not State.OPEN:
+            return
+        if self._unacknowledged_bytes or liveness.is_due(now_ns, tick_ns):
+            self._send_heartbeat(now_ns)
+        assert self.link is not None
+        self.link.clock.refresh(now_ns, 2 * max(tick_ns, liveness.interval_ns))
+        if self._reading_paused:
+            liveness.heard()
+        elif liveness.tick(now_ns, tick_ns):
+            self.abort(
+                CloseReason.SILENT,
+                f"nothing heard for {liveness.silence_limit_ns / 1e6:.0f} ms",
+            )
+
+    def send_due_heartbeat(self, now_ns: int) -> None:
+        """Send a heartbeat if one is due."""
+        if self.liveness is not None and self._state is State.OPEN and self.liveness.is_due(now_ns, 0):
+            self._send_heartbeat(now_ns)
+
+    def acknowledge(self, now_ns: int) -> None:
+        """Acknowledge data now if some waits for it."""
+        if self._unacknowledged_bytes and self._state is State.OPEN:
+            self._send_heartbeat(now_ns)
+
+    # Handshake
+
+    def _say_hello(self) -> None:
+        assert self._transport is not None and self.link is not None
+        self._state = State.HELLO_SENT
+        self._transport.write(encode(self.hub.hello_for(self.link)))
+
+    def _read_proxy_answer(self, data: bytes) -> bytes:
+        """Consume the proxy's answer to CONNECT; returns the bytes after it."""
+        self._proxy_answer += data
+        head, separator, rest = self._proxy_answer.partition(b"\r\n\r\n")
+        if not separator:
+            if len(self._proxy_answer) > HANDSHAKE_FRAME_MAX_BYTES:
+                raise ProtocolError(CloseReason.BAD_FRAME, "the proxy's answer does not end")
+            return b""
+        status = head.split(b"\r\n", 1)[0].split(b" ", 2)
+        if len(status) < 2 or status[1] != b"200":
+            raise ProtocolError(CloseReason.LOST, f"the proxy answered {head[:80]!r}")
+        self._proxy_answer = b""
+        self._say_hello()
+        return rest
+
+    def _handle_handshake(self, kind: int, body: bytes) -> None:
+        message = decode(kind, body) if kind != FrameKind.DATA else None
+        if isinstance(message, Close):
+            self._peer_closed(message)
+        elif self._state is State.AWAIT_HELLO and isinstance(message, Hello):
+            link, welcome = self.hub.admit_hello(message)
+            self._replace_connection_of(link)
+            self.link = link
+            received = message.received if message.peer_incarnation == self.hub.identity.incarnation else 0
+            link.attach(self, message.incarnation, received)
+            assert self._transport is not None
+            self._transport.write(encode(welcome))
+            self._open(message.heartbeat_ns)
+        elif self._state is State.HELLO_SENT and isinstance(message, Welcome):
+            assert self.link is not None
+            self.hub.admit_welcome(self.link, message)
+            self._replace_connection_of(self.link)
+            self.link.attach(self, message.incarnation, message.received)
+            self._open(self.hub.heartbeat_ns_for(self.link))
+        else:
+            raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"kind {kind} during the handshake")
+
+    def _replace_connection_of(self, link: Link) -> None:
+        if link.connection is not None:
+            link.connection.close(CloseReason.REPLACED, "the peer connected again")
+
+    def _open(self, heartbeat_ns: int) -> None:
+        assert self.link is not None and self._transport is not None and self._timer is not None
+        self._timer.cancel()
+        self._state = State.OPEN
+        self._reader.open_up()
+        now_ns = self.hub.clock()
+        self.liveness = Liveness(heartbeat_ns, self.hub.silence_floor_ns_for(heartbeat_ns), now_ns)
+        self._send_heartbeat(now_ns)
+        self.hub.connection_ready(self)
+        if not self.link.holds_data:
+            self.link.release_data()
+
+    def _handshake_timed_out(self) -> None:
+        self.close(
+            CloseReason.HANDSHAKE_TIMEOUT, f"no handshake within {HANDSHAKE_TIMEOUT_NS / SECOND_NS:.0f} s"
+        )
+
+    # Open
+
+    def _handle_frame(self, kind: int, body: bytes) -> None:
+        link = self.link
+        assert link is not None
+        if kind == FrameKind.DATA:
+            link.received += 1
+            now_ns = self.hub.clock()
+            if now_ns > self.hub.heartbeats_due_ns:
+                self.hub.send_late_heartbeats(now_ns)
+            self.hub.handler.on_data(link, body, now_ns)
+            link.bytes_received += len(body) - BATCH_HEADER_BYTES
+            self._unacknowledged_bytes += len(body)
+            if self._unacknowledged_bytes >= ACKNOWLEDGE_EVERY_BYTES:
+                self._send_heartbeat(now_ns)
+            else:
+                self.hub.acknowledge_soon(self)
+        elif kind == FrameKind.HEARTBEAT:
+            heartbeat = decode_heartbeat(body)
+            assert self.liveness is not None
+            now_ns = self.hub.clock()
+            round_trip_ns = self.liveness.lowest_round_trip_ns
+            link.acknowledged(link.outbox.acknowledge(heartbeat.received, now_ns, round_trip_ns))
+            self._take_helper(link, heartbeat, now_ns)
+            if link.outbox.has_waiting:
+                self.flush_soon()
+        else:
+            message = decode(kind, body)
+            if isinstance(message, Close):
+                self._peer_closed(message)
+            elif isinstance(message, Hello | Welcome):
+                raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} twice")
+            else:
+                self.hub.handler.on_control(link, message)
+
+    def _take_helper(self, link: Link, heartbeat: Heartbeat, now_ns: int) -> None:
+        """Learn from a heartbeat how far away the peer is and how its clock stands to ours."""
+        liveness = self.liveness
+        assert liveness is not None
+        first = not liveness.has_received
+        liveness.received(heartbeat, now_ns)
+        if heartbeat.echo_ns:
+            link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
+            link.clock.refresh(now_ns, 2 * liveness.interval_ns)
+        if first:
+            # Echo it at once, so that the peer need not wait an interval to know our clock.
+            self._send_heartbeat(now_ns)
+
+    def _send_heartbeat(self, now_ns: int) -> None:
+        assert self.liveness is not None and self.link is not None and self._transport is not None
+        self._unacknowledged_bytes = 0
+        self._transport.write(encode_heartbeat(self.liveness.heartbeat(now_ns, self.link.received)))
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._state is not State.OPEN or not self._writable:
+            return
+        assert self.link is not None and self._transport is not None
+        if self.link.holds_data:
+            return
+        room = WRITE_HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
+        outbox = self.link.outbox
+        now_ns = self.hub.clock()
+        while room > 0 and outbox.has_waiting and outbox.has_room and self._writable:
+            frames = outbox.take_frames(room, now_ns)
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+            room = WRITE_HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
+        # With a full window, the next acknowledgement flushes; with a full socket, its draining.
+
+    # The end
+
+    def _read_rest(self) -> None:
+        """Take what the peer had sent before it died.
+
+        asyncio gives up on a connection when a write fails, although bytes may still wait to be read:
+        messages that a killed broker had dispatched, perhaps the only copies there are.
+        """
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        while sock is not None and self._state is State.OPEN:
+            try:
+                data = os.read(sock.fileno(), _READ_REST_BYTES)
+            except OSError:  # nothing more; the error itself is known already
+                return
+            if not data:
+                return
+            self.data_received(data)
+
+    def _peer_closed(self, message: Close) -> None:
+        try:
+            reason = CloseReason(message.reason)
+        except ValueError:
+            reason = CloseReason.GOODBYE
+        self._close_reason = reason
+        self._close_detail = f"the peer says: {message.detail or message.reason}"
+        if self._transport is not None:
+            self._close_transport(self._transport)
+        self._finish()
+
+    def _close_transport(self, transport: asyncio.Transport) -> None:
+        """Let the last bytes out, but not for ever: a peer may have stopped reading."""
+        if self._timer is not None:
+            self._timer.cancel()
+        transport.close()
+        self._timer = self.hub.loop.call_later(_LINGER_S, transport.abort)
+
+    def _finish(self) -> None:
+        """Enter CLOSED once, whichever way it came."""
+        if self._state is State.CLOSED:
+            return
+        was_open = self._state is State.OPEN
+        self._state = State.CLOSED
+        if not self.closed.done():
+            self.closed.set_result((self._close_reason, self._close_detail))
+        link = self.link
+        current = link is not None and was_open and link.detach(self)
+        self.hub.connection_closed(self, link if current else None, self._close_reason, self._close_detail)

@@ -1,0 +1,386 @@
+"""All connections of one node: listening, dialling, heartbeats.
+
+A broker or client owns one hub and is its handler. The hub has one timer for all heartbeats;
+links with slow heartbeats (clients) are looked at less often, so that thousands of idle clients
+cost little.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from overlay.errors import CloseReason, ProtocolError
+from overlay.limits import (
+    CONNECTIONS_MAX_PER_BROKER,
+    HANDSHAKE_TIMEOUT_NS,
+    HEARTBEAT_INTERVAL_MAX_NS,
+    HEARTBEAT_INTERVAL_NS,
+    HEARTBEAT_SILENCE_NS,
+    MILLISECOND_NS,
+    SECOND_NS,
+)
+from overlay.locator import Locator
+from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welcome
+from runtime.connection import Connection
+from runtime.link import Link
+
+log = logging.getLogger("isthmus.hub")
+
+TICK_NS: Final = 10 * MILLISECOND_NS
+LATE_TICK_NS: Final = 2 * TICK_NS
+"""A loop turn that has taken this long sends heartbeats in between, or peers would take us for dead."""
+SLOW_TICKS: Final = 10
+"""Slow links are looked at every this many ticks."""
+SLOW_HEARTBEAT_NS: Final = 100 * MILLISECOND_NS
+CLIENT_HEARTBEAT_NS: Final = 200 * MILLISECOND_NS
+"""Heartbeat interval between a client and its edge broker."""
+CLIENT_SILENCE_NS: Final = 2 * SECOND_NS
+_ACCEPTING_TURNS: Final = 3
+"""Loop turns after which asyncio has told us of a socket it had accepted before the server closed."""
+_BACK_OFF_FIRST_S: Final = 0.02
+_BACK_OFF_MOST_S: Final = 1.0
+
+Clock = Callable[[], int]
+ChooseLocator = Callable[[], Awaitable[Locator]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this node is on the wire."""
+
+    role: Role
+    node: str
+    incarnation: int
+    lan: str = ""
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often to send heartbeats between brokers, and how much silence means death."""
+
+    heartbeat_ns: int = HEARTBEAT_INTERVAL_NS
+    silence_ns: int = HEARTBEAT_SILENCE_NS
+
+
+class Handler(Protocol):
+    """What a broker or client does with its links."""
+
+    def admit(self, hello: Hello) -> tuple[Link, Welcome]:
+        """A peer introduces itself: its link, and the answer. Raises ProtocolError to refuse."""
+        ...
+
+    def on_welcome(self, link: Link, welcome: Welcome) -> None:
+        """A dialled peer has answered. Raises ProtocolError to refuse it."""
+        ...
+
+    def on_link_up(self, link: Link) -> None:
+        """The link has an open connection."""
+        ...
+
+    def on_link_down(self, link: Link, reason: CloseReason, detail: str) -> None:
+        """The link's connection is gone."""
+        ...
+
+    def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
+        """A data frame arrived."""
+        ...
+
+    def on_control(self, link: Link, message: ControlMessage) -> None:
+        """A control frame arrived, other than those of the connection itself."""
+        ...
+
+
+class Hub:
+    """All connections of one node."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        handler: Handler,
+        *,
+        pace: Pace | None = None,
+        clock: Clock = time.monotonic_ns,
+        randomness: random.Random | None = None,
+        connections_max: int = CONNECTIONS_MAX_PER_BROKER,
+    ) -> None:
+        self.identity = identity
+        self.handler = handler
+        self.pace = pace or Pace()
+        self.clock = clock
+        self.loop = asyncio.get_running_loop()
+        self.randomness = randomness or random.Random(identity.incarnation)
+        self.closes: Counter[CloseReason] = Counter()
+        """Connections that ended, by reason."""
+        self._connections_max = connections_max
+        self._connections: set[Connection] = set()
+        self._sockets: set[Connection] = set()
+        """Connections whose socket is open; a closed one may still hand over its last bytes."""
+        self._all_gone: asyncio.Future[None] | None = None
+        self._fast: set[Connection] = set()
+        self._slow: set[Connection] = set()
+        self._to_acknowledge: set[Connection] = set()
+        self._dialers: dict[str, Dialer] = {}
+        self._server: asyncio.Server | None = None
+        self._ticks = 0
+        self.heartbeats_due_ns = 0
+        """When heartbeats go out even if the loop has not come round to its timers."""
+        self._ticker: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    # Opening and closing
+
+    async def listen(self, host: str, port: int) -> Locator:
+        """Accept connections; returns where."""
+        self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
+        return Locator(bound_host, bound_port)
+
+    def dial(self, link: Link, locator: "Locator | ChooseLocator", proxy: Locator | None = None) -> "Dialer":
+        """Keep a connection to this peer open until the dialer is stopped.
+
+        `locator` is where the peer is, or a function that is asked before every attempt.
+        """
+        assert link.key not in self._dialers
+        dialer = Dialer(self, link, locator, proxy)
+        self._dialers[link.key] = dialer
+        return dialer
+
+    def forget_dialer(self, dialer: "Dialer") -> None:
+        """The dialer has stopped; its peer may be dialled anew."""
+        if self._dialers.get(dialer.link.key) is dialer:
+            del self._dialers[dialer.link.key]
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections; the open ones go on."""
+        if self._server is not None:
+            self._server.close()
+
+    async def close(self, reason: CloseReason = CloseReason.GOODBYE, detail: str = "") -> None:
+        """Close everything; returns when all sockets are gone."""
+        self._closing = True
+        self.stop_accepting()
+        await asyncio.gather(*(dialer.stop(reason, detail) for dialer in list(self._dialers.values())))
+        for connection in list(self._connections):
+            connection.close(reason, detail)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        if self._server is not None:
+            await self._server.wait_closed()
+        for _ in range(_ACCEPTING_TURNS):
+            await asyncio.sleep(0)
+        if self._sockets:
+            self._all_gone = self.loop.create_future()
+            await self._all_gone
+
+    @property
+    def connection_count(self) -> int:
+        """Connections in any state."""
+        return len(self._connections)
+
+    # Called by connections
+
+    def hello_for(self, link: Link) -> Hello:
+        """How we introduce ourselves to this peer."""
+        return Hello(
+            role=self.identity.role,
+            node=self.identity.node,
+            incarnation=self.identity.incarnation,
+            heartbeat_ns=self.heartbeat_ns_for(link),
+            lan=self.identity.lan,
+            cluster=self.identity.cluster,
+            peer_incarnation=link.peer_incarnation,
+            received=link.received,
+        )
+
+    def heartbeat_ns_for(self, link: Link) -> int:
+        """Heartbeat interval towards this peer."""
+        if Role.CLIENT in (link.role, self.identity.role):
+            return CLIENT_HEARTBEAT_NS
+        return self.pace.heartbeat_ns
+
+    def silence_floor_ns_for(self, heartbeat_ns: int) -> int:
+        """Least silence that counts as death at this heartbeat interval."""
+        if heartbeat_ns <= self.pace.heartbeat_ns:
+            return self.pace.silence_ns
+        return max(self.pace.silence_ns, CLIENT_SILENCE_NS)
+
+    def admit_hello(self, hello: Hello) -> tuple[Link, Welcome]:
+        """Check an introduction, let the handler find the link."""
+        if self._closing:
+            raise ProtocolError(CloseReason.DRAINING, "this broker is shutting down: use another one")
+        if len(self._connections) > self._connections_max:
+            raise ProtocolError(
+                CloseReason.TOO_MANY_CONNECTIONS,
+                f"{self._connections_max} connections are open, no more are allowed: use another broker",
+            )
+        _check_protocol(hello.protocol)
+        if hello.role is not Role.CLIENT:
+            self._check_cluster(hello.cluster)
+        if not MILLISECOND_NS <= hello.heartbeat_ns <= HEARTBEAT_INTERVAL_MAX_NS:
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE,
+                f"heartbeat every {hello.heartbeat_ns} ns: "
+                f"it must be between {MILLISECOND_NS} and {HEARTBEAT_INTERVAL_MAX_NS}",
+            )
+        return self.handler.admit(hello)
+
+    def admit_welcome(self, link: Link, welcome: Welcome) -> None:
+        """Check the answer of a dialled peer."""
+        _check_protocol(welcome.protocol)
+        if self.identity.role is not Role.CLIENT:
+            self._check_cluster(welcome.cluster)
+        self.handler.on_welcome(link, welcome)
+
+    def connection_opened(self, connection: Connection) -> None:
+        """A socket is connected; the handshake follows."""
+        self._connections.add(connection)
+        self._sockets.add(connection)
+        if self._closing:  # it was accepted just before
+            self.loop.call_soon(connection.close, CloseReason.DRAINING, "this node is shutting down")
+        if self._ticker is None and not self._closing:
+            self._ticker = self.loop.call_later(TICK_NS / SECOND_NS, self._tick)
+
+    def connection_ready(self, connection: Connection) -> None:
+        """The handshake is done."""
+        assert connection.link is not None and connection.liveness is not None
+        slow = connection.liveness.interval_ns >= SLOW_HEARTBEAT_NS
+        (self._slow if slow else self._fast).add(connection)
+        log.debug("link up", extra={"peer": connection.link.peer})
+        self.handler.on_link_up(connection.link)
+
+    def connection_closed(
+        self, connection: Connection, link: Link | None, reason: CloseReason, detail: str
+    ) -> None:
+        """A connection is gone; `link` is set if it was that link's current one."""
+        for group in (self._connections, self._fast, self._slow, self._to_acknowledge):
+            group.discard(connection)
+        self.closes[reason] += 1
+        if link is not None:
+            log.debug("link down", extra={"peer": link.peer, "reason": str(reason), "detail": detail})
+            self.handler.on_link_down(link, reason, detail)
+
+    def connection_gone(self, connection: Connection) -> None:
+        """The connection's socket is closed."""
+        self._sockets.discard(connection)
+        if self._all_gone is not None and not self._sockets and not self._all_gone.done():
+            self._all_gone.set_result(None)
+
+    def acknowledge_soon(self, connection: Connection) -> None:
+        """Data came in: acknowledge it with the next tick."""
+        self._to_acknowledge.add(connection)
+
+    # Heartbeats
+
+    def send_late_heartbeats(self, now_ns: int) -> None:
+        """This loop turn takes long: say that we are alive before it ends."""
+        self.heartbeats_due_ns = now_ns + LATE_TICK_NS
+        for connection in self._fast:
+            connection.send_due_heartbeat(now_ns)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        if not self._connections:
+            return  # the next connection starts the timer again
+        self._ticker = self.loop.call_later(TICK_NS / SECOND_NS, self._tick)
+        now_ns = self.clock()
+        self._ticks += 1
+        self.heartbeats_due_ns = now_ns + LATE_TICK_NS
+        for connection in list(self._fast):
+            connection.tick(now_ns, TICK_NS)
+        if self._to_acknowledge:
+            waiting, self._to_acknowledge = self._to_acknowledge, set()
+            for connection in waiting - self._fast:
+                connection.acknowledge(now_ns)
+        if self._ticks % SLOW_TICKS == 0:
+            for connection in list(self._slow):
+                connection.tick(now_ns, SLOW_TICKS * TICK_NS)
+
+    def _check_cluster(self, cluster: str) -> None:
+        if cluster != self.identity.cluster:
+            raise ProtocolError(
+                CloseReason.WRONG_CLUSTER,
+                f"this is cluster {self.identity.cluster}, the peer belongs to {cluster or 'none'}: "
+                "check which ZooKeeper and chroot both use",
+            )
+
+
+class Dialer:
+    """Keeps one link connected: connect, wait for the end, back off, again."""
+
+    def __init__(self, hub: Hub, link: Link, locator: Locator | ChooseLocator, proxy: Locator | None) -> None:
+        self.link = link
+        self.locator = locator
+        """May be changed; the next attempt goes there."""
+        self.last_error = ""
+        self._hub = hub
+        self._proxy = proxy
+        self._connection: Connection | None = None
+        self._hurry = asyncio.Event()
+        self._task = hub.loop.create_task(self._run(), name=f"dial {link.peer}")
+
+    def hurry(self) -> None:
+        """The peer is there again: dial now rather than when the back-off ends."""
+        self._hurry.set()
+
+    async def stop(self, reason: CloseReason = CloseReason.GOODBYE, detail: str = "") -> None:
+        """Close the connection and dial no more."""
+        self._hub.forget_dialer(self)
+        if self._connection is not None:
+            self._connection.close(reason, detail)
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        back_off_s = _BACK_OFF_FIRST_S
+        while True:
+            connected = await self._connect_once()
+            if connected:
+                back_off_s = _BACK_OFF_FIRST_S
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(back_off_s * (0.5 + self._hub.randomness.random())):
+                    await self._hurry.wait()
+            back_off_s = min(2 * back_off_s, _BACK_OFF_MOST_S)
+
+    async def _connect_once(self) -> bool:
+        """One connection from dial to end; says whether the handshake succeeded."""
+        address = self.locator if isinstance(self.locator, Locator) else await self.locator()
+        target = self._proxy or address
+        link = self.link
+        connects_before = link.connects
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_NS / SECOND_NS):
+                _, connection = await self._hub.loop.create_connection(
+                    lambda: Connection(
+                        self._hub, dialled=link, through_proxy_to=address if self._proxy else None
+                    ),
+                    target.host,
+                    target.port,
+                )
+        except (OSError, TimeoutError, UnicodeError) as error:  # the last for a host no name can be
+            self.last_error = f"{target}: {str(error) or type(error).__name__}"
+            return False
+        self._connection = connection
+        try:
+            reason, detail = await asyncio.shield(connection.closed)
+        finally:
+            self._connection = None
+        self.last_error = f"{target}: {reason}: {detail}"
+        return link.connects > connects_before
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != PROTOCOL_VERSION:
+        raise ProtocolError(
+            CloseReason.WRONG_PROTOCOL,
+            f"the peer speaks protocol {protocol}, this node {PROTOCOL_VERSION}: upgrade the older one",
+        )

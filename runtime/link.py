@@ -1,0 +1,143 @@
+"""The lasting relation to one peer; connections come and go under it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overlay.delay import LinkClock
+from overlay.messages import ControlMessage, Role
+from overlay.outbox import Outbox, OutboxStatistics, Ticket
+
+if TYPE_CHECKING:
+    from runtime.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatistics:
+    """One link, for /status and /metrics."""
+
+    peer: str
+    role: str
+    lan: str
+    up: bool
+    connects: int
+    round_trip_ms: float
+    frames_received: int
+    messages_received: int
+    bytes_received: int
+    outbox: OutboxStatistics
+
+
+class Link:
+    """A peer, its outbox, and the count of what it has sent us.
+
+    Both outlive a connection: when the peer comes back with the same incarnation, each side
+    goes on after the last frame the other has acknowledged.
+    """
+
+    def __init__(self, peer: str, role: Role, lan: str = "", outbox: Outbox | None = None) -> None:
+        self.peer = peer
+        self.role = role
+        self.lan = lan
+        self.outbox = outbox or Outbox()
+        self.peer_incarnation = 0
+        self.received = 0
+        """Data frames received from `peer_incarnation`."""
+        self.messages_received = 0
+        self.bytes_received = 0
+        self.connects = 0
+        self.connection: Connection | None = None
+        self.holds_data = False
+        """Data waits although the link is up: the peer must be told something first."""
+        self._again: list[bytes] = []
+        self.clock = LinkClock()
+        """Bounds the age of what the peer has stamped with its clock."""
+        self.on_acknowledged: Callable[[list[Ticket]], None] | None = None
+        """Called when the peer has acknowledged frames: the outbox may have room again."""
+        self.context: Any = None
+        """What the broker's core keeps for this peer."""
+
+    @property
+    def key(self) -> str:
+        """Tells links apart: an edge and a router may have the same name."""
+        return f"{self.role}:{self.peer}"
+
+    @property
+    def is_up(self) -> bool:
+        """A connection is open and the handshake is done."""
+        return self.connection is not None
+
+    def send(self, message: ControlMessage) -> bool:
+        """Send a control message if the link is up; says whether it was handed over."""
+        if self.connection is None:
+            return False
+        self.connection.send_control(message)
+        return True
+
+    def flush_soon(self) -> None:
+        """Write what waits in the outbox before the loop goes to sleep."""
+        if self.connection is not None:
+            self.connection.flush_soon()
+
+    def flush_now(self) -> None:
+        """Write what waits in the outbox, as far as the socket takes it."""
+        if self.connection is not None:
+            self.connection.flush_now()
+
+    def release_data(self) -> None:
+        """Data may flow: first the frames the peer has not got yet, then what waits."""
+        self.holds_data = False
+        if self.connection is not None:
+            if self._again:
+                self.connection.write_again(self._again)
+                self._again = []
+            self.connection.flush_soon()
+
+    def withdraw(self) -> list[bytes]:
+        """Take back everything the peer has not acknowledged: bodies of data frames, oldest first."""
+        self._again = []
+        return self.outbox.withdraw()
+
+    def attach(self, connection: "Connection", incarnation: int, received: int) -> None:
+        """A new connection is ready: find the frames the peer has not got yet.
+
+        `received` is the peer's own count of our frames, even if we have forgotten sending them.
+        """
+        if incarnation == self.peer_incarnation:
+            self._again, tickets = self.outbox.resume(received)
+            self.acknowledged(tickets)
+        else:
+            self._again = self.outbox.restart(received)
+            self.peer_incarnation = incarnation
+            self.received = 0
+            self.clock = LinkClock()
+        self.connection = connection
+        self.connects += 1
+
+    def acknowledged(self, tickets: list[Ticket]) -> None:
+        """The peer has acknowledged frames with these tickets."""
+        if self.on_acknowledged is not None:
+            self.on_acknowledged(tickets)
+
+    def detach(self, connection: "Connection") -> bool:
+        """A connection is gone; False if a newer one has taken its place already."""
+        if self.connection is not connection:
+            return False
+        self.connection = None
+        return True
+
+    def statistics(self) -> LinkStatistics:
+        """One link, for /status and /metrics."""
+        liveness = self.connection.liveness if self.connection is not None else None
+        return LinkStatistics(
+            peer=self.peer,
+            role=self.role,
+            lan=self.lan,
+            up=self.is_up,
+            connects=self.connects,
+            round_trip_ms=liveness.round_trip_ns / 1e6 if liveness is not None else 0.0,
+            frames_received=self.received,
+            messages_received=self.messages_received,
+            bytes_received=self.bytes_received,
+            outbox=self.outbox.statistics(),
+        )
