@@ -1,0 +1,83 @@
+"""The control plane: ZooKeeper session and lease, znode tree, election, assignment, embedded server."""
+
+from coordinator.assignment import Change, Placement, Reason, check_placements, plan
+from coordinator.coordinator import Coordinator, CoordinatorStatistics
+from coordinator.election import Candidacy
+from coordinator.embedded import EmbeddedZooKeeper
+from coordinator.errors import (
+    BadVersionError,
+    ClusterFormatError,
+    ConnectionLostError,
+    CoordinationError,
+    CoordinationTimeoutError,
+    DuplicateBrokerError,
+    FencedError,
+    FourLetterError,
+    JavaNotFoundError,
+    NodeExistsError,
+    NodeTooLargeError,
+    NoNodeError,
+    NotEmptyError,
+    RecordError,
+    SessionClosedError,
+    TopicExistsError,
+    TopicInUseError,
+    TransactionFailedError,
+    UnknownPolicyError,
+    UnknownTopicError,
+    ZooKeeperStartError,
+)
+from coordinator.mirror import Watch
+from coordinator.policy import FewestTopics, LoadPolicy, MessageRate, policy_by_name
+from coordinator.records import EdgeRecord, Endpoint, RouterRecord, TopicRecord, TopicView
+from coordinator.registration import Registration
+from coordinator.session import Session, SessionState, SessionStatistics
+from overlay.messages import EndpointKind
+
+__all__ = [
+    "BadVersionError",
+    "Candidacy",
+    "Change",
+    "ClusterFormatError",
+    "ConnectionLostError",
+    "CoordinationError",
+    "CoordinationTimeoutError",
+    "Coordinator",
+    "CoordinatorStatistics",
+    "DuplicateBrokerError",
+    "EdgeRecord",
+    "EmbeddedZooKeeper",
+    "Endpoint",
+    "EndpointKind",
+    "FencedError",
+    "FewestTopics",
+    "FourLetterError",
+    "JavaNotFoundError",
+    "LoadPolicy",
+    "MessageRate",
+    "NoNodeError",
+    "NodeExistsError",
+    "NodeTooLargeError",
+    "NotEmptyError",
+    "Placement",
+    "Reason",
+    "RecordError",
+    "Registration",
+    "RouterRecord",
+    "Session",
+    "SessionClosedError",
+    "SessionState",
+    "SessionStatistics",
+    "TopicExistsError",
+    "TopicInUseError",
+    "TopicRecord",
+    "TopicView",
+    "TransactionFailedError",
+    "UnknownPolicyError",
+    "UnknownTopicError",
+    "Watch",
+    "ZooKeeperStartError",
+    "check_placements",
+    "plan",
+    "policy_by_name",
+]

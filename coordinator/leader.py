@@ -1,0 +1,402 @@
+"""The leader's work: keep every topic assigned to routers that live.
+
+The decisions are made by `assignment.plan`. This module feeds it and carries out what it says:
+
+    hint ─▶ round: read new topics ─▶ plan ─▶ write in transactions ─▶ wait for the next hint
+
+The leader is the only one who changes the record of an existing topic, so it keeps all records
+in memory with their versions, reads only what is new, and re-reads a share of them with every
+resync. Every write checks the version of the record and the epoch. If a write fails, the tree is
+not as we think: what we know is thrown away and read again.
+
+The folders in /assignments follow from the topic records. They exist so that a router can watch
+its own topics and no others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from coordinator import paths
+from coordinator.assignment import Change, Placement, plan
+from coordinator.election import Mandate
+from coordinator.errors import (
+    ConnectionLostError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RecordError,
+    TransactionFailedError,
+)
+from coordinator.limits import (
+    ABSENCE_GRACE_S,
+    CHANGES_PER_WAVE,
+    FOLDER_KEPT_S,
+    OPERATIONS_PER_TRANSACTION,
+    PLAN_ASIDE_TOPICS,
+    READS_PER_WAVE,
+    REVIEW_S,
+    ROUND_INTERVAL_S,
+    SCRUB_TOPICS,
+    SETTLE_S,
+)
+from coordinator.mirror import CountedNamesMirror, FolderMirror, MirrorSettings
+from coordinator.operations import Create, Delete, NodeStat, Operation, SetData
+from coordinator.policy import LoadPolicy
+from coordinator.records import RouterRecord, TopicRecord
+from coordinator.session import Session
+from overlay.limits import SECOND_NS
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A topic record as last read or written."""
+
+    record: TopicRecord
+    version: int
+
+
+@dataclass(slots=True)
+class LeaderCounters:
+    """What a leader has done, counted over all its terms."""
+
+    rounds: int = 0
+    changes: int = 0
+    transactions: int = 0
+    reloads: int = 0
+
+
+class Leader:
+    """One term of office. Made when a mandate is won, run until it is over."""
+
+    def __init__(
+        self,
+        session: Session,
+        settings: MirrorSettings,
+        policy: LoadPolicy,
+        mandate: Mandate,
+        counters: LeaderCounters,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._policy = policy
+        self._mandate = mandate
+        self._counters = counters
+        self._clock: Callable[[], int] = session.clock
+        self._started_ns = self._clock()
+        self._wake = asyncio.Event()
+        self._nodes: frozenset[str] | None = None
+        """Names in /topics as they are quoted there."""
+        self._nodes_count = 0
+        self._routers: dict[str, RouterRecord] | None = None
+        self._topics: dict[str, _Known] = {}
+        self._unreadable: set[str] = set()
+        self._folders: dict[str, set[str]] = {}
+        """Topics by router, as /assignments has them."""
+        self._reload = True
+        self._folders_read = False
+        self._untidy = True
+        self._many_missing = False
+        self._settled_at_ns: dict[str, int] = {}
+        """When the new backup of a topic will have settled."""
+        self._gone_since_ns: dict[str, int] = {}
+        self._scrub_from = 0
+
+    async def run(self) -> None:
+        """Work until cancelled; ends by FencedError when the mandate turns out to be over."""
+        names = CountedNamesMirror(self._session, self._settings, paths.TOPICS, self._on_topics)
+        routers = FolderMirror(
+            self._session, self._settings, paths.ROUTERS, RouterRecord.from_json, self._on_routers
+        )
+        try:
+            while True:
+                began_ns = self._clock()
+                delay_s = await self._round()
+                # While hints pour in, rounds that take long are rarer.
+                took_s = (self._clock() - began_ns) / SECOND_NS
+                await asyncio.sleep(max(ROUND_INTERVAL_S, took_s))
+                try:
+                    async with asyncio.timeout(delay_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    if delay_s >= REVIEW_S:
+                        self._plan_scrub()
+                self._wake.clear()
+        finally:
+            names.cancel()
+            routers.cancel()
+
+    def _on_topics(self, view: tuple[frozenset[str], int]) -> None:
+        nodes, count = view
+        if self._nodes is not None and count - self._nodes_count != len(nodes ^ self._nodes):
+            # A topic was deleted and declared again: same name, new record.
+            self._reload = True
+        self._nodes, self._nodes_count = view
+        self._wake.set()
+
+    def _on_routers(self, routers: dict[str, RouterRecord]) -> None:
+        # Reported loads change all the time and are looked at with the next review.
+        if _what_matters(routers) != _what_matters(self._routers):
+            self._wake.set()
+        self._routers = routers
+
+    # A round
+
+    async def _round(self) -> float:
+        """Do what is to be done now; returns how long to wait for a hint before the next round."""
+        self._counters.rounds += 1
+        try:
+            if self._reload:
+                await self._load()
+            elif not self._folders_read:
+                await self._read_folders()
+            if self._nodes is None or self._routers is None:
+                return REVIEW_S
+            await self._read_topics(self._nodes)
+            await self._make_folders(self._routers)
+            now_ns = self._clock()
+            changes = await self._plan(self._routers, now_ns)
+            for start in range(0, len(changes), CHANGES_PER_WAVE):
+                await self._write(changes[start : start + CHANGES_PER_WAVE])
+            if self._untidy:
+                await self._tidy()
+            await self._remove_folders(now_ns)
+        except ConnectionLostError as error:
+            # A write may or may not have been applied. The lease decides whether there is a next round.
+            _logger.info("the leader reads everything again: %s", error)
+            self._reload = True
+            await self._session.wait_connected()
+            return 0.0
+        if self._reload:
+            return ROUND_INTERVAL_S
+        if self._in_term_for(max(ABSENCE_GRACE_S, SETTLE_S), self._clock()):
+            return ABSENCE_GRACE_S / 4
+        return SETTLE_S if changes or self._settled_at_ns else REVIEW_S
+
+    def _in_term_for(self, duration_s: float, now_ns: int) -> bool:
+        """Whether this term is younger than `duration_s`."""
+        return now_ns - self._started_ns < duration_s * SECOND_NS
+
+    async def _plan(self, routers: dict[str, RouterRecord], now_ns: int) -> list[Change]:
+        for topic in [topic for topic, at_ns in self._settled_at_ns.items() if at_ns <= now_ns]:
+            del self._settled_at_ns[topic]
+        placements = {
+            name: Placement(known.record.primary, known.record.backup) for name, known in self._topics.items()
+        }
+        # What the leader before us has changed just now is not known to us.
+        recent = placements if self._in_term_for(SETTLE_S, now_ns) else self._settled_at_ns
+        make = partial(
+            plan,
+            placements,
+            routers,
+            self._policy,
+            unsettled=frozenset(recent),
+            awaited=self._awaited(placements.values(), routers, now_ns),
+        )
+        return make() if len(placements) < PLAN_ASIDE_TOPICS else await asyncio.to_thread(make)
+
+    def _awaited(
+        self, placements: Iterable[Placement], routers: dict[str, RouterRecord], now_ns: int
+    ) -> set[str]:
+        """Routers that are missing, and given some time because many are.
+
+        One missing router has died. Several missing at the moment of an election rather mean that
+        they were all cut off from ZooKeeper and are about to come back; taking all their topics
+        away would move the whole load onto the first that is back.
+        """
+        if not self._in_term_for(ABSENCE_GRACE_S, now_ns):
+            return set()
+        served: set[str | None] = set()
+        for placement in placements:
+            served.add(placement.primary)
+            served.add(placement.backup)
+        missing = {name for name in served if name is not None and name not in routers}
+        # Once several were missing, the last one is given the same time as the first.
+        self._many_missing = self._many_missing or len(missing) > 1
+        return missing if self._many_missing else set()
+
+    # Reading
+
+    async def _load(self) -> None:
+        """Throw away what is known and read the assignment folders; records follow in the round."""
+        self._counters.reloads += 1
+        self._reload = False
+        self._topics.clear()
+        self._unreadable.clear()
+        await self._read_folders()
+
+    async def _read_folders(self) -> None:
+        self._folders_read = True
+        self._untidy = True
+        routers = [name for name in await self._session.children(paths.ASSIGNMENTS) if paths.is_router(name)]
+        contents = await asyncio.gather(*(self._read_folder(router) for router in routers))
+        self._folders = dict(zip(routers, contents, strict=True))
+
+    async def _read_folder(self, router: str) -> set[str]:
+        try:
+            names = await self._session.children(f"{paths.ASSIGNMENTS}/{router}")
+        except NoNodeError:
+            self._reload = True
+            return set()
+        return paths.unquote_topics(names)
+
+    async def _read_topics(self, nodes: frozenset[str]) -> None:
+        """Read the records of new topics, forget those of deleted ones."""
+        names = paths.unquote_topics(nodes)
+        for topic in self._topics.keys() - names:
+            del self._topics[topic]
+            self._settled_at_ns.pop(topic, None)
+            self._untidy = True
+        self._unreadable &= names
+        new = sorted(names - self._topics.keys() - self._unreadable)
+        for start in range(0, len(new), READS_PER_WAVE):
+            await asyncio.gather(*(self._read_topic(topic) for topic in new[start : start + READS_PER_WAVE]))
+
+    async def _read_topic(self, topic: str) -> None:
+        try:
+            data, stat = await self._session.get(paths.topic_path(topic))
+            self._topics[topic] = _Known(TopicRecord.from_json(data), stat.version)
+        except NoNodeError:
+            # Deleted meanwhile; the list of names will say so.
+            self._topics.pop(topic, None)
+        except RecordError as error:
+            self._unreadable.add(topic)
+            self._topics.pop(topic, None)
+            _logger.warning("topic %r stays unassigned: %s", topic, error)
+
+    def _plan_scrub(self) -> None:
+        """Forget the folders and some records, in turn, so that the next round reads them again."""
+        self._folders_read = False
+        self._unreadable.clear()
+        names = sorted(self._topics)
+        if self._scrub_from >= len(names):
+            self._scrub_from = 0
+        for topic in names[self._scrub_from : self._scrub_from + SCRUB_TOPICS]:
+            del self._topics[topic]
+        self._scrub_from += SCRUB_TOPICS
+
+    # Writing
+
+    async def _make_folders(self, routers: dict[str, RouterRecord]) -> None:
+        missing = [router for router in routers if router not in self._folders]
+        await asyncio.gather(*(self._make_folder(router) for router in missing))
+
+    async def _make_folder(self, router: str) -> None:
+        try:
+            await self._session.create(paths.folder_path(router))
+        except NodeExistsError:
+            self._reload = True
+        self._folders.setdefault(router, set())
+
+    async def _write(self, changes: list[Change]) -> None:
+        """Write changes in transactions, all on their way at once."""
+        groups: list[tuple[list[Change], list[Operation]]] = []
+        for change in changes:
+            operations = self._operations(change)
+            if not groups or len(groups[-1][1]) + len(operations) > OPERATIONS_PER_TRANSACTION:
+                groups.append(([], []))
+            groups[-1][0].append(change)
+            groups[-1][1].extend(operations)
+        await _all(self._write_group(*group) for group in groups)
+
+    def _operations(self, change: Change) -> list[Operation]:
+        known = self._topics[change.topic]
+        operations: list[Operation] = [
+            SetData(paths.topic_path(change.topic), self._changed(change).to_json(), known.version)
+        ]
+        before = {known.record.primary, known.record.backup}
+        after = {change.placement.primary, change.placement.backup}
+        for router in sorted(name for name in before | after if name is not None):
+            listed = change.topic in self._folders.get(router, ())
+            path = paths.assignment_path(router, change.topic)
+            if router in after and not listed:
+                operations.append(Create(path))
+            elif router not in after and listed:
+                operations.append(Delete(path))
+        return operations
+
+    def _changed(self, change: Change) -> TopicRecord:
+        return replace(
+            self._topics[change.topic].record,
+            primary=change.placement.primary,
+            backup=change.placement.backup,
+            epoch=self._mandate.epoch,
+        )
+
+    async def _write_group(self, changes: list[Change], operations: list[Operation]) -> None:
+        try:
+            results = await self._mandate.commit(operations)
+        except TransactionFailedError as error:
+            _logger.info("the tree is not as the leader thought, it reads again: %s", error)
+            self._reload = True
+            return
+        self._counters.transactions += 1
+        self._counters.changes += len(changes)
+        stats = [result for result in results if isinstance(result, NodeStat)]
+        settled_ns = self._clock() + int(SETTLE_S * SECOND_NS)
+        for change, stat in zip(changes, stats, strict=True):
+            before = self._topics[change.topic].record
+            self._topics[change.topic] = _Known(self._changed(change), stat.version)
+            if change.placement.backup not in {None, before.backup, before.primary}:
+                self._settled_at_ns[change.topic] = settled_ns
+        for operation in operations:
+            if not isinstance(operation, SetData):
+                _, _, router, node = operation.path.split("/")
+                listed = self._folders.setdefault(router, set())
+                topics = paths.unquote_topics([node])
+                if isinstance(operation, Create):
+                    listed |= topics
+                else:
+                    listed -= topics
+
+    async def _tidy(self) -> None:
+        """Make the folders say what the records say."""
+        self._untidy = False
+        wanted: dict[str, set[str]] = {router: set() for router in self._folders}
+        for topic, known in self._topics.items():
+            for router in (known.record.primary, known.record.backup):
+                if router is not None:
+                    wanted.setdefault(router, set()).add(topic)
+        operations: list[Operation] = []
+        for router, listed in self._folders.items():
+            superfluous = listed - wanted[router] - self._unreadable
+            operations += [Delete(paths.assignment_path(router, topic)) for topic in sorted(superfluous)]
+            missing = wanted[router] - listed
+            operations += [Create(paths.assignment_path(router, topic)) for topic in sorted(missing)]
+        starts = range(0, len(operations), OPERATIONS_PER_TRANSACTION)
+        await _all(self._write_group([], operations[at : at + OPERATIONS_PER_TRANSACTION]) for at in starts)
+
+    async def _remove_folders(self, now_ns: int) -> None:
+        """Remove the empty folders of routers long gone."""
+        routers = self._routers or {}
+        for router in self._folders.keys() & routers.keys():
+            self._gone_since_ns.pop(router, None)
+        for router in self._folders.keys() - routers.keys():
+            gone_ns = now_ns - self._gone_since_ns.setdefault(router, now_ns)
+            if self._folders[router] or gone_ns < FOLDER_KEPT_S * SECOND_NS:
+                continue
+            try:
+                await self._session.delete(paths.folder_path(router))
+            except (NoNodeError, NotEmptyError):
+                self._reload = True
+            del self._folders[router]
+            del self._gone_since_ns[router]
+
+
+def _what_matters(routers: dict[str, RouterRecord] | None) -> dict[str, tuple[str, float, bool]] | None:
+    """What of the routers calls for a round at once."""
+    if routers is None:
+        return None
+    return {name: (router.host, router.capacity, router.draining) for name, router in routers.items()}
+
+
+async def _all(works: Iterable[Awaitable[None]]) -> None:
+    """Let all finish before the first failure is raised: a round must not overlap the next."""
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome

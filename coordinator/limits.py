@@ -1,0 +1,67 @@
+"""Every limit and period of the control plane, by name. Related ones are asserted together at the end."""
+
+from typing import Final
+
+# Session
+SESSION_TIMEOUT_S: Final = 4.0
+"""What is asked of the server; the server has the last word (2 to 20 ticks)."""
+LEASE_SHARE: Final = 0.8
+"""A lease ends after this share of the session timeout, so that we stop before others take over."""
+LEASE_RENEWALS_PER_TIMEOUT: Final = 10
+"""How often within a session timeout an idle session renews its lease."""
+REQUESTS_IN_FLIGHT_MAX: Final = 100
+"""kazoo wakes its thread with one byte per request through a socket pair that takes some 278 such bytes
+before it blocks the caller, which here is the event loop. Bytes of one broken connection may be left over."""
+NODE_MAX_BYTES: Final = 1_000_000
+"""ZooKeeper refuses packets above 1 MiB minus one byte, path and header included."""
+STATE_DELAY_S: Final = 0.05
+"""How long the news of a broken connection may lag behind the requests that it broke."""
+CLOSE_GRACE_S: Final = 1.0
+"""How long a closing session waits for the server's farewell before it cuts the connection."""
+OPERATION_TIMEOUT_S: Final = 30.0
+"""How long one call of the coordinator keeps trying before it gives up."""
+
+# Mirrors
+COALESCE_S: Final = 0.015
+"""Hints that arrive within this time are answered by one read."""
+COALESCE_MAX_S: Final = 1.0
+"""Folders that take long to read are read less often, but at least this often."""
+READS_PER_S: Final = 400.0
+"""Pace at which the mirrors of one coordinator read when very many are hinted at once."""
+RESYNC_S: Final = 15.0
+"""A mirror reads again after about this long even without a hint."""
+RESYNC_READS: Final = 30
+"""Reads that all resyncs of a session may make in that time; with more to read, it gets longer."""
+
+# Transactions
+OPERATIONS_PER_TRANSACTION: Final = 100
+
+# Leader
+ROUND_INTERVAL_S: Final = 0.02
+"""Shortest time between two rounds of the leader."""
+SETTLE_S: Final = 1.0
+"""How long a new backup stands before it may become the primary in a planned move."""
+REVIEW_S: Final = 5.0
+"""The leader looks at reported loads this often."""
+ABSENCE_GRACE_S: Final = 2.0
+"""After an election that finds several routers missing, how long they are given to come back."""
+FOLDER_KEPT_S: Final = 60.0
+"""The empty assignment folder of a router that is gone is removed after this long."""
+MOVES_PER_ROUND: Final = 64
+MOVES_PER_ROUND_SHARE: Final = 0.05
+"""A round of rebalancing touches at most the larger of this number and this share of the topics."""
+PLAN_ASIDE_TOPICS: Final = 1_000
+"""From this many topics on the plan is made on another thread: the leader also forwards messages."""
+READS_PER_WAVE: Final = 128
+"""Topic records a leader asks for before it lets other work of its event loop go on."""
+CHANGES_PER_WAVE: Final = 256
+"""Changes that are encoded and sent before the leader lets other work of its event loop go on."""
+SCRUB_TOPICS: Final = 256
+"""Topic records a leader reads again with each resync, in turn."""
+
+TOPIC_ID_MAX: Final = 2**31 - 1
+
+assert 0 < LEASE_SHARE < 1 < LEASE_RENEWALS_PER_TIMEOUT
+assert 2 * REQUESTS_IN_FLIGHT_MAX < 278
+assert COALESCE_S < COALESCE_MAX_S < RESYNC_S
+assert ROUND_INTERVAL_S < SETTLE_S < REVIEW_S
