@@ -1,0 +1,71 @@
+"""What publishers and subscriptions share: being declared, being ended."""
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from overlay.messages import Declare, Declared, EndpointKind
+from overlay.names import check_topic
+from overlay.qos import TopicQos
+
+if TYPE_CHECKING:
+    from clients.client import Client
+
+
+class Endpoint:
+    """One end of a topic at this client."""
+
+    kind: ClassVar[EndpointKind]
+
+    def __init__(self, client: "Client", endpoint_id: int, topic: str, qos: TopicQos | None) -> None:
+        self.topic = check_topic(topic)
+        self.endpoint_id = endpoint_id
+        self.topic_id = 0
+        self.qos = qos or TopicQos()
+        """The topic's quality of service, as the overlay has it once declared."""
+        self._asked = qos
+        self._client = client
+        self._declared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended: Exception | None = None
+
+    def declaration(self) -> Declare:
+        """The frame that tells an edge broker of this endpoint."""
+        asked = self._asked.to_record() if self._asked is not None else None
+        return Declare(self.endpoint_id, self.kind, self.topic, asked)
+
+    def set_declared(self, message: Declared) -> None:
+        """The edge broker knows this endpoint."""
+        self.topic_id = message.topic_id
+        self.qos = TopicQos.from_record(message.qos)
+        if not self._declared.done():
+            self._declared.set_result(None)
+
+    async def wait_declared(self) -> None:
+        """Wait for the edge broker's answer; raises what it refused with."""
+        await asyncio.shield(self._declared)
+
+    def end(self, error: Exception) -> None:
+        """No more messages; later calls raise `error`."""
+        self._ended = error
+        if not self._declared.done():
+            self._declared.set_exception(error)
+
+    def check_open(self) -> None:
+        """Raise if the endpoint has ended."""
+        if self._ended is not None:
+            raise self._ended
+
+    async def close(self) -> None:
+        """Take the endpoint back."""
+        await self._client.undeclare(self.endpoint_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

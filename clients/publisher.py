@@ -1,0 +1,82 @@
+"""A publisher: one topic, messages numbered from 1."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from clients.endpoint import Endpoint
+from clients.errors import BacklogFullError, PayloadTooLargeError
+from overlay.batch import Run, encode_message
+from overlay.limits import PAYLOAD_MAX_BYTES
+from overlay.messages import EndpointKind
+from overlay.qos import TopicQos
+
+if TYPE_CHECKING:
+    from clients.client import Client
+
+
+class Publisher(Endpoint):
+    """Publishes on one topic. Get one with `client.publisher(topic)`."""
+
+    kind = EndpointKind.PUBLISHER
+
+    def __init__(self, client: "Client", endpoint_id: int, topic: str, qos: TopicQos | None) -> None:
+        super().__init__(client, endpoint_id, topic, qos)
+        self.sequence = 0
+        """Sequence of the last message published."""
+        self.subscribers = 0
+        """Subscribers of the topic in all LANs, as far as the edge broker knows."""
+        self._matched = asyncio.Event()
+
+    async def publish(self, payload: bytes) -> int:
+        """Publish a message, waiting first if too much waits already; returns its sequence."""
+        if not self._client.has_room:
+            await self._client.wait_for_room()
+        return self.publish_nowait(payload)
+
+    def publish_nowait(self, payload: bytes) -> int:
+        """Publish without waiting; raises BacklogFullError if too much waits already."""
+        return self.publish_many_nowait((payload,))
+
+    async def publish_many(self, payloads: Iterable[bytes]) -> int:
+        """Publish several messages as one batch; returns the sequence of the last."""
+        if not self._client.has_room:
+            await self._client.wait_for_room()
+        return self.publish_many_nowait(payloads)
+
+    def publish_many_nowait(self, payloads: Iterable[bytes]) -> int:
+        """Publish a batch without waiting; raises BacklogFullError if too much waits already."""
+        self.check_open()
+        batch = list(payloads)
+        for payload in batch:
+            if len(payload) > PAYLOAD_MAX_BYTES:
+                raise PayloadTooLargeError(
+                    f"payload of {len(payload)} bytes, at most {PAYLOAD_MAX_BYTES} are allowed: "
+                    "split it, or publish a reference to it"
+                )
+        if not self._client.has_room:
+            raise BacklogFullError("the edge broker has not taken what was published before: publish later")
+        born_ns = self._client.clock()
+        for payload in batch:
+            self.sequence += 1
+            message = encode_message(self.topic_id, self.endpoint_id, self.sequence, born_ns, payload)
+            self._client.send(Run(1, message))
+        return self.sequence
+
+    async def wait_for_subscribers(self, least: int = 1, timeout_s: float | None = None) -> None:
+        """Wait until the topic has this many subscribers anywhere. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while self.subscribers < least:
+                self.check_open()
+                self._matched.clear()
+                await self._matched.wait()
+
+    def set_subscribers(self, count: int) -> None:
+        """The edge broker tells how many subscribers there are."""
+        self.subscribers = count
+        self._matched.set()
+
+    def end(self, error: Exception) -> None:
+        """No more messages; later calls raise `error`."""
+        super().end(error)
+        self._matched.set()

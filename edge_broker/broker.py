@@ -1,0 +1,405 @@
+"""The edge broker as a process: clients, ZooKeeper, sockets and timers around `edge_broker.core`.
+
+Toward its LAN it accepts clients and the other edges of the same LAN, and announces itself by
+multicast. Toward the WAN it only dials: routing brokers never need to reach into a LAN. For each
+topic with endpoints here it mirrors the topic's znode and keeps a link to the topic's primary
+and backup, so that failover needs no handshake.
+
+`Declarations` (edge_broker.declarations) handles what clients declare; this module does the rest.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from prometheus_client.core import Metric
+
+from coordinator import Coordinator, EdgeRecord, Registration, RouterRecord, Session, Watch
+from edge_broker.core import EdgeCore
+from edge_broker.declarations import Declarations
+from edge_broker.model import Peer
+from overlay.discovery import Announcement
+from overlay.errors import CloseReason, ProtocolError
+from overlay.limits import OUTBOX_SOFT_BYTES, SECOND_NS
+from overlay.locator import Locator
+from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, Welcome
+from runtime.config import EdgeConfig, listen_address
+from runtime.discovery import Announcer, multicast_interface
+from runtime.hub import Dialer, Hub, Identity
+from runtime.link import Link
+from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
+from runtime.process import Background, every, new_incarnation, wait_until
+
+log = logging.getLogger("isthmus.edge")
+
+_ROUTER_LINGER_NS: Final = 30 * SECOND_NS
+"""How long the link to a routing broker is kept after no topic here needs it."""
+_BACKPRESSURE_CHECK_S: Final = 0.02
+_RELEASE_S: Final = 0.002
+"""How often messages that wait for a predecessor are looked at, while there are any."""
+
+
+class EdgeBroker:
+    """One edge broker."""
+
+    def __init__(self, config: EdgeConfig) -> None:
+        self.config = config
+        self.id = config.id
+        self.lan = config.lan
+        self.incarnation = new_incarnation()
+        self.core = EdgeCore(
+            self.id, self.lan, self.incarnation, config.delays if config.retain_more else None
+        )
+        self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
+        self.coordinator = Coordinator(self.session)
+        self.background = Background()
+        self.declarations = Declarations(self)
+        self.hub: Hub
+        self.locator = ""
+        self.http = ""
+        self._proxy = Locator.parse(config.proxy) if config.proxy else None
+        self._operations = OperationsServer(self.status, self.missing, self._metrics)
+        self._announcer: Announcer | None = None
+        self._registration: Registration[EdgeRecord] | None = None
+        self._watches: list[Watch] = []
+        self._links: dict[str, Link] = {}
+        self._dialers: dict[str, Dialer] = {}
+        self._routers: Mapping[str, RouterRecord] = {}
+        self._edges: Mapping[str, EdgeRecord] = {}
+        self._unneeded_since_ns: dict[str, int] = {}
+        self._paused: set[Link] = set()
+        self._releasing: asyncio.TimerHandle | None = None
+        self._draining = False
+
+    # Life
+
+    async def start(self) -> None:
+        """Connect to ZooKeeper, listen, register, announce."""
+        config = self.config
+        await self.session.start()
+        await self.coordinator.start()
+        self.hub = Hub(
+            Identity(Role.EDGE, self.id, self.incarnation, self.lan, self.coordinator.cluster),
+            self,
+            pace=config.pace,
+        )
+        host, port = listen_address("listen", config.listen)
+        bound = await self.hub.listen(host, port)
+        self.locator = config.advertise or str(bound)
+        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self._registration = await self.coordinator.register_edge(
+            EdgeRecord(self.id, self.locator, self.lan, config.host, self.http)
+        )
+        self._watches = [
+            self.coordinator.watch_routers(self._on_routers),
+            self.coordinator.watch_edges(self._on_edges),
+        ]
+        self.background.spawn(every(1.0, self._housekeeping), "housekeeping")
+        if config.discovery:
+            await self._announce(host)
+        log.info("edge broker serves", extra={"lan": self.lan, "locator": self.locator, "http": self.http})
+
+    async def drain(self) -> None:
+        """Send clients to other edges, then let everything that waits go out."""
+        self._draining = True
+        self.hub.stop_accepting()
+        if self._announcer is not None:
+            self._announcer.close()
+        for link in list(self._links.values()):
+            if link.role is Role.CLIENT and link.connection is not None:
+                link.connection.close(
+                    CloseReason.DRAINING, "this edge broker is shutting down: use another one"
+                )
+        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
+        await wait_until(
+            lambda: all(link.outbox.is_idle for link in brokers if link.is_up), self.config.drain_timeout_s
+        )
+
+    async def close(self) -> None:
+        """End everything; what others hold of us in ZooKeeper goes too."""
+        if self._announcer is not None:
+            self._announcer.close()
+        if self._releasing is not None:
+            self._releasing.cancel()
+        await self.background.close()
+        self.declarations.close()
+        for watch in self._watches:
+            watch.cancel()
+        if self._registration is not None:
+            await self._registration.close()
+        if hasattr(self, "hub"):
+            await self.hub.close(CloseReason.DRAINING, "this edge broker is shutting down: use another one")
+        await self._operations.close()
+        await self.coordinator.close()
+        await self.session.close()
+
+    async def _announce(self, host: str) -> None:
+        announcement = Announcement(self.id, self.lan, self.locator, self.coordinator.cluster)
+        try:
+            self._announcer = await Announcer.start(
+                announcement,
+                interface=multicast_interface(host),
+                group=self.config.discovery_group,
+                port=self.config.discovery_port,
+            )
+        except OSError as error:
+            log.warning(
+                "no multicast here: clients must be given this edge's address",
+                extra={"error": str(error), "locator": self.locator},
+            )
+
+    # Connections
+
+    def admit(self, hello: Hello) -> tuple[Link, Welcome]:
+        """A client or another edge of the LAN connects."""
+        if hello.role is Role.CLIENT:
+            link = self._client_link(hello)
+        elif hello.role is Role.EDGE and hello.lan == self.lan:
+            link = self._broker_link(hello.node, Role.EDGE)
+        else:
+            raise ProtocolError(
+                CloseReason.UNEXPECTED_FRAME,
+                f"a {hello.role} of LAN {hello.lan or 'none'} connects to an edge of LAN {self.lan}",
+            )
+        others = [edge for edge in self._edges.values() if edge.lan == self.lan and edge.id != self.id]
+        return link, Welcome(
+            Role.EDGE,
+            self.id,
+            self.incarnation,
+            self.lan,
+            self.coordinator.cluster,
+            received=link.received if link.peer_incarnation == hello.incarnation else 0,
+            edges=tuple(edge.locator for edge in others),
+        )
+
+    def on_welcome(self, link: Link, welcome: Welcome) -> None:
+        """A routing broker or LAN edge we dialled answers."""
+        if (welcome.role, welcome.node) != (link.role, link.peer):
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE,
+                f"expected {link.role} {link.peer} at this address, found {welcome.role} {welcome.node}",
+            )
+
+    def on_link_up(self, link: Link) -> None:
+        """Choose targets anew if a routing broker came up."""
+        if link.role is Role.ROUTER:
+            log.info("routing broker connected", extra={"router": link.peer})
+            self._flush_in_turn(self.core.router_up_in_steps(link.peer, link.outbox, self.hub.clock()))
+        elif link.role is Role.CLIENT:
+            self.declarations.client_is_back(link)
+
+    def on_link_down(self, link: Link, reason: CloseReason, detail: str) -> None:
+        """Redirect at once if a routing broker is gone; give a client time to come back."""
+        self._paused.discard(link)
+        if link.role is Role.ROUTER:
+            log.info(
+                "routing broker disconnected",
+                extra={"router": link.peer, "reason": str(reason), "detail": detail},
+            )
+            self._flush_in_turn(self.core.router_down_in_steps(link.peer, self.hub.clock()))
+        elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
+            self.declarations.client_is_away(link, for_good=reason is CloseReason.GOODBYE)
+
+    def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
+        """Messages from a client or a broker."""
+        if link.role is Role.CLIENT:
+            count, touched = self.core.admit_from_client(link.context, body, link.clock.shift_ns, now_ns)
+            link.messages_received += count
+            self._hold_back(link, touched)
+        else:
+            router = link.peer if link.role is Role.ROUTER else ""
+            count, touched = self.core.admit_from_broker(body, link.clock.shift_ns, now_ns, router)
+            link.messages_received += count
+            if self.core.has_held and self._releasing is None:
+                self._releasing = self.hub.loop.call_later(_RELEASE_S, self._release_held)
+        self.flush(touched)
+
+    def _release_held(self) -> None:
+        self._releasing = None
+        self.flush(self.core.release_held(self.hub.clock()))
+        if self.core.has_held:
+            self._releasing = self.hub.loop.call_later(_RELEASE_S, self._release_held)
+
+    def on_control(self, link: Link, message: ControlMessage) -> None:
+        """A client declares or undeclares an endpoint."""
+        if link.role is Role.CLIENT and isinstance(message, Declare):
+            self.declarations.declare(link, message)
+        elif link.role is Role.CLIENT and isinstance(message, Undeclare):
+            self.declarations.undeclare(link, message.endpoint)
+        else:
+            raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} from a {link.role}")
+
+    def forget_client(self, link: Link) -> None:
+        """The client's last endpoint is gone and so is the client."""
+        if self._links.pop(link.key, None) is not None:
+            self.core.remove_client(link.context)
+
+    def tell_client(self, client: Peer | None, message: ControlMessage) -> None:
+        """Send a control message to a client, if it is there."""
+        link = self._links.get(client.name) if client is not None else None
+        if link is not None:
+            link.send(message)
+
+    def flush(self, peers: Iterable[Peer]) -> None:
+        """Write what these peers got in this loop turn."""
+        for peer in peers:
+            link = self._links.get(peer.name)
+            if link is not None:
+                link.flush_soon()
+
+    def _flush_in_turn(self, steps: Iterable[set[Peer]]) -> None:
+        """Write after every step of a long work, so that the most urgent need not wait for its end."""
+        for peers in steps:
+            for peer in peers:
+                link = self._links.get(peer.name)
+                if link is not None:
+                    link.flush_now()
+            self.hub.send_late_heartbeats(self.hub.clock())
+
+    def _client_link(self, hello: Hello) -> Link:
+        link = Link(hello.node, Role.CLIENT, self.lan)
+        known = self._links.get(link.key)
+        if known is not None:
+            return known
+        link.context = self.core.client(link.key, link.outbox)
+        self._links[link.key] = link
+        return link
+
+    def _broker_link(self, name: str, role: Role) -> Link:
+        link = Link(name, role, self.lan if role is Role.EDGE else "")
+        return self._links.setdefault(link.key, link)
+
+    def _hold_back(self, link: Link, touched: Iterable[Peer]) -> None:
+        """A publisher faster than its routing broker waits; nobody else does."""
+        if link not in self._paused and any(
+            peer.outbox.load_bytes > OUTBOX_SOFT_BYTES and peer.name.startswith(Role.ROUTER)
+            for peer in touched
+        ):
+            if not self._paused:
+                self.hub.loop.call_later(_BACKPRESSURE_CHECK_S, self._let_go)
+            self._paused.add(link)
+            if link.connection is not None:
+                link.connection.pause_reading()
+
+    def _let_go(self) -> None:
+        routers = [link for link in self._links.values() if link.role is Role.ROUTER and link.is_up]
+        if any(link.outbox.load_bytes > OUTBOX_SOFT_BYTES // 2 for link in routers):
+            self.hub.loop.call_later(_BACKPRESSURE_CHECK_S, self._let_go)
+            return
+        paused, self._paused = self._paused, set()
+        for link in paused:
+            if link.connection is not None:
+                link.connection.resume_reading()
+
+    # Coordination
+
+    def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
+        appeared = routers.keys() - self._routers.keys()
+        self._routers = routers
+        self.dial_routers(self._needed_routers())
+        for name in appeared:
+            if (dialer := self._dialers.get(f"{Role.ROUTER}:{name}")) is not None:
+                dialer.hurry()
+
+    def _on_edges(self, edges: Mapping[str, EdgeRecord]) -> None:
+        """Link up with the other edges of this LAN; the one with the lower name dials."""
+        self._edges = edges
+        neighbours = {edge.id: edge for edge in edges.values() if edge.lan == self.lan and edge.id != self.id}
+        for name, record in neighbours.items():
+            link = self._broker_link(name, Role.EDGE)
+            if self.id < name:
+                self._dial(link, record.locator, proxy=None)
+        self.core.set_lan_edges({name: self._broker_link(name, Role.EDGE).outbox for name in neighbours})
+
+    def dial_routers(self, names: Iterable[str | None]) -> None:
+        """Keep links to these routing brokers, those that are alive."""
+        for name in names:
+            record = self._routers.get(name) if name is not None else None
+            if record is not None:
+                self._dial(self._broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
+
+    def _dial(self, link: Link, locator: str, proxy: Locator | None) -> None:
+        address = Locator.parse(locator)
+        dialer = self._dialers.get(link.key)
+        if dialer is None:
+            self._dialers[link.key] = self.hub.dial(link, address, proxy)
+        else:
+            dialer.locator = address
+
+    def _needed_routers(self) -> set[str]:
+        return {
+            name
+            for topic in self.core.topics.values()
+            for name in (topic.primary, topic.backup)
+            if name is not None
+        }
+
+    async def _housekeeping(self) -> None:
+        now_ns = self.hub.clock()
+        self.declarations.expire_interest(now_ns)
+        for topic in self.core.expire(now_ns):
+            self.declarations.forget_topic(topic)
+        wanted = {f"{Role.ROUTER}:{name}" for name in self._needed_routers()}
+        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
+        for key in list(self._dialers):
+            if key in wanted:
+                self._unneeded_since_ns.pop(key, None)
+            elif now_ns - self._unneeded_since_ns.setdefault(key, now_ns) > _ROUTER_LINGER_NS:
+                self._unneeded_since_ns.pop(key, None)
+                await self._dialers.pop(key).stop()
+                self._links.pop(key, None)
+
+    # Operation
+
+    def missing(self) -> str:
+        """What keeps this broker from being ready; empty if nothing."""
+        if self._draining:
+            return "draining"
+        if self._registration is None:
+            return "not registered in ZooKeeper"
+        down = [
+            topic.name
+            for topic in self.core.topics.values()
+            if topic.interested_remotely and not topic.target
+        ]
+        return f"no routing broker for {', '.join(sorted(down)[:5])}" if down else ""
+
+    def status(self) -> Mapping[str, Any]:
+        """Everything an operator wants to know."""
+        return {
+            "role": "edge",
+            "id": self.id,
+            "lan": self.lan,
+            "locator": self.locator,
+            "http": self.http,
+            "cluster": self.coordinator.cluster,
+            "draining": self._draining,
+            "ready": not self.missing(),
+            "core": self.core.statistics(),
+            "session": self.session.statistics(),
+            "links": [link.statistics() for link in self._links.values() if link.role is not Role.CLIENT],
+            "clients": [link.statistics() for link in self._links.values() if link.role is Role.CLIENT],
+        }
+
+    def _metrics(self) -> Iterable[Metric]:
+        statistics = self.core.statistics()
+        yield gauge("isthmus_clients", "Clients known.", statistics.clients)
+        yield counter("isthmus_messages_accepted", "Messages from clients.", statistics.messages_accepted)
+        yield counter("isthmus_messages_delivered", "Messages delivered here.", statistics.messages_delivered)
+        yield counter("isthmus_messages_resent", "Messages sent again.", statistics.messages_resent)
+        yield counters("isthmus_messages_dropped", "Messages dropped.", "reason", statistics.dropped)
+        yield counters(
+            "isthmus_topic_messages",
+            "Messages from local publishers of a topic.",
+            "topic",
+            {topic.topic: topic.messages for topic in statistics.topics},
+        )
+        yield counters(
+            "isthmus_topic_delivered",
+            "Messages of a topic delivered here.",
+            "topic",
+            {topic.topic: topic.delivered for topic in statistics.topics},
+        )
+        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
+        yield from hub_metrics(self.hub, [link.statistics() for link in brokers])

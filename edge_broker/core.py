@@ -1,0 +1,600 @@
+"""The edge broker's rules: who in the LAN gets a message, and whether it leaves the LAN.
+
+For each topic with endpoints here, the edge knows from ZooKeeper which LANs and edges have
+subscribers, and which routing brokers are the topic's primary and backup. A message from a
+local publisher goes to
+
+    local subscribers           always
+    other edges of this LAN     that have subscribers
+    one routing broker          only if another LAN has subscribers: the primary if its link is up,
+                                else the backup; the *target* of the topic
+
+A topic without interest in another LAN never leaves this one. When the target changes, for
+whatever reason, everything retained is sent to the new target, in order and before newer
+messages. What the old target had already delivered arrives twice and is dropped at the egress;
+nothing is lost and nothing overtakes.
+
+A message from a routing broker or another edge of the LAN goes to local subscribers only, and
+only if it is new (`overlay.history`).
+
+The path of a data frame: `admit_from_client` or `admit_from_broker` checks the whole body,
+cuts it into runs that go to the same places, and appends the runs to outboxes. The peers that
+got something are returned, so that the shell writes each link once per loop turn.
+
+Time: a client's messages are stamped with the client's clock. The ingress edge brings the stamps
+to its own clock (`overlay.delay`), so that on the WAN all messages of one edge share one clock
+and can share frames. Outboxes are served by deadline, which is when a message was born plus what
+its topic allows.
+
+Order: when routing brokers change, copies of messages race on two ways. For a while after such a
+disturbance a message whose predecessor is missing is held back, as long as its own deadline
+allows; at other times a gap is a loss and nothing waits for it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Final
+from weakref import WeakValueDictionary
+
+from edge_broker.frames import BORN, BORN_OFFSET, born_here_ns, on_our_clock, parse, parse_from_client
+from edge_broker.model import (
+    DropReason,
+    EdgeStatistics,
+    Held,
+    Peer,
+    Publisher,
+    Route,
+    Topic,
+    topic_statistics,
+)
+from overlay.batch import BatchHeader, Run
+from overlay.bounds import Delays, retention_without_replication
+from overlay.delay import add_shifts
+from overlay.errors import CloseReason, ProtocolError
+from overlay.history import History, Verdict
+from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.messages import UNKNOWN_CLOCK_SHIFT, EndpointKind, Role
+from overlay.outbox import Outbox
+from overlay.qos import TopicQos
+from overlay.schedule import BUCKET_SHIFT
+
+_DISTURBED_FOR_NS: Final = 1 * SECOND_NS
+"""How long after a change of routing brokers messages may come out of order."""
+_HOLD_MOST_NS: Final = 200 * MILLISECOND_NS
+"""Longest a message waits for its predecessor, however much time its topic allows."""
+_HOLD_MARGIN_NS: Final = 5 * MILLISECOND_NS
+"""A held message is let go this long before its deadline."""
+_RETENTION_LINGER_NS: Final = 10 * SECOND_NS
+"""How long the last messages of a publisher that left can still be sent again."""
+_UNSENT_LINGER_NS: Final = 60 * SECOND_NS
+"""How long its unsent messages wait for a routing broker."""
+_TOPICS_AT_A_TIME: Final = 500
+"""Topics that get a new routing broker before the most urgent of them are written."""
+_HISTORY_LINGER_NS: Final = 2 * _UNSENT_LINGER_NS
+"""How long an egress remembers a publisher that left: its edge may still send its messages again."""
+
+
+class EdgeCore:
+    """The synchronous heart of an edge broker."""
+
+    def __init__(self, edge: str, lan: str, origin: int, retain_more: Delays | None = None) -> None:
+        """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
+        self._edge = edge
+        self._retain_more = retain_more
+        self._held: dict[int, dict[int, Held]] = {}
+        self._held_total = 0
+        self._disturbed_until_ns = 0
+        self._lan = lan
+        self._origin = origin
+        self._topics: dict[int, Topic] = {}
+        self._clients: dict[str, Peer] = {}
+        self._routers_up: dict[str, Peer] = {}
+        self._lan_edges: dict[str, Peer] = {}
+        self._routes: WeakValueDictionary[object, Route] = WeakValueDictionary()
+        self._dropped: Counter[str] = Counter()
+        self._accepted = 0
+        self._delivered = 0
+        self._resent = 0
+        self._target_changes = 0
+
+    # Control: clients and endpoints
+
+    @property
+    def topics(self) -> Mapping[int, Topic]:
+        """Topics with endpoints here, by id."""
+        return self._topics
+
+    @property
+    def routers_up(self) -> Collection[str]:
+        """Names of the routing brokers whose link is up."""
+        return self._routers_up.keys()
+
+    def client(self, name: str, outbox: Outbox) -> Peer:
+        """A client connected for the first time."""
+        peer = self._clients[name] = Peer(name, outbox)
+        return peer
+
+    def remove_client(self, client: Peer) -> None:
+        """A client is gone, with what waits for it. Its endpoints must be gone already."""
+        assert not client.publishers and not client.subscriptions
+        client.outbox.discard()
+        del self._clients[client.name]
+
+    def ensure_topic(self, topic_id: int, name: str, qos: TopicQos) -> Topic:
+        """The topic, made if this edge did not have it."""
+        topic = self._topics.get(topic_id)
+        if topic is None:
+            topic = self._topics[topic_id] = Topic(topic_id, name, qos)
+        return topic
+
+    def add_endpoint(self, client: Peer, kind: EndpointKind, endpoint: int, topic: Topic) -> None:
+        """A client declares an endpoint, perhaps again after a reconnect.
+
+        Raises ProtocolError if the client uses this endpoint's id for another one already.
+        """
+        declared = client.publishers.get(endpoint)
+        before = declared.topic if declared is not None else client.subscriptions.get(endpoint)
+        if before is not None and (
+            before is not topic or (declared is None) is (kind is EndpointKind.PUBLISHER)
+        ):
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE,
+                f"endpoint {endpoint:016x} is declared for topic {before.name} already: give each its own id",
+            )
+        if kind is EndpointKind.PUBLISHER:
+            publisher = topic.publishers.get(endpoint)
+            if publisher is None:
+                publisher = Publisher(endpoint, topic, client, self._retention_of(topic))
+                topic.publishers[endpoint] = publisher
+            elif publisher.client is not client:
+                if publisher.client is not None:
+                    del publisher.client.publishers[endpoint]
+                publisher.client = client
+            client.publishers[endpoint] = publisher
+        elif endpoint not in client.subscriptions:
+            client.subscriptions[endpoint] = topic
+            if not topic.subscribers:
+                topic.histories.clear()  # what passed while nobody subscribed is not a loss
+            topic.subscribers[client] += 1
+            self._update_routes(topic)
+
+    def remove_endpoint(self, client: Peer, endpoint: int, now_ns: int) -> tuple[Topic, EndpointKind] | None:
+        """An endpoint is gone; returns what it was, None if it was not there.
+
+        What a publisher sent just before it left stays retained until `expire` lets go of it.
+        """
+        publisher = client.publishers.pop(endpoint, None)
+        if publisher is not None:
+            publisher.client = None
+            publisher.departed_ns = now_ns
+            return publisher.topic, EndpointKind.PUBLISHER
+        topic = client.subscriptions.pop(endpoint, None)
+        if topic is None:
+            return None
+        topic.subscribers[client] -= 1
+        if topic.subscribers[client] == 0:
+            del topic.subscribers[client]
+            self._update_routes(topic)
+        return topic, EndpointKind.SUBSCRIBER
+
+    def expire(self, now_ns: int) -> list[Topic]:
+        """Forget publishers that left a while ago, and topics nobody here uses; called every second.
+
+        Returns the topics forgotten.
+        """
+        for topic in self._topics.values():
+            for publisher in [item for item in topic.publishers.values() if item.client is None]:
+                patience_ns = _UNSENT_LINGER_NS if publisher.retention.unsent else _RETENTION_LINGER_NS
+                if now_ns - publisher.departed_ns > patience_ns:
+                    self._dropped[DropReason.NO_ROUTER] += publisher.retention.unsent
+                    del topic.publishers[publisher.publisher_id]
+            if topic.histories:
+                topic.expire_histories(now_ns, _HISTORY_LINGER_NS)
+        idle = [topic for topic in self._topics.values() if topic.is_idle]
+        for topic in idle:
+            del self._topics[topic.topic_id]
+        return idle
+
+    # Control: what ZooKeeper and the links say
+
+    def set_interest(
+        self,
+        topic: Topic,
+        *,
+        primary: str | None,
+        backup: str | None,
+        subscribers: Collection[tuple[str, str]],
+        publishers: frozenset[int],
+        now_ns: int,
+    ) -> set[Peer]:
+        """The topic's routing brokers, and each subscriber's (LAN, edge); returns peers with new data."""
+        if topic.primary not in (None, primary):
+            self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
+        topic.primary = primary
+        topic.backup = backup
+        topic.known_publishers = publishers
+        topic.interested_edges = tuple(
+            sorted({edge for lan, edge in subscribers if lan == self._lan and edge != self._edge})
+        )
+        was_interested = topic.interested_remotely
+        topic.interested_remotely = any(lan != self._lan for lan, _ in subscribers)
+        if was_interested and not topic.interested_remotely:
+            for publisher in topic.publishers.values():
+                publisher.retention.forget()
+        touched: set[Peer] = set()
+        self._retarget(topic, touched, now_ns)
+        return touched
+
+    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> set[Peer]:
+        """The link to a routing broker is up; returns peers with new data."""
+        return set().union(*self.router_up_in_steps(name, outbox, now_ns))
+
+    def router_up_in_steps(self, name: str, outbox: Outbox, now_ns: int) -> Iterator[set[Peer]]:
+        """The same for many topics; yields peers with new data, the most urgent first.
+
+        The caller must go through to the end, and may write in between.
+        """
+        self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
+        self._routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
+        yield from self._retarget_all(name, now_ns)
+
+    def router_down(self, name: str, now_ns: int) -> set[Peer]:
+        """The link to a routing broker is down; returns peers with new data.
+
+        What it never acknowledged goes to the next target together with what is retained.
+        """
+        return set().union(*self.router_down_in_steps(name, now_ns))
+
+    def router_down_in_steps(self, name: str, now_ns: int) -> Iterator[set[Peer]]:
+        """The same for many topics; yields peers with new data, the most urgent first.
+
+        The caller must go through to the end, and may write in between.
+        """
+        router = self._routers_up.pop(name, None)
+        if router is None:
+            return
+        self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
+        undelivered = self._by_publisher(router.outbox.withdraw())
+        yield from self._retarget_all(name, now_ns, router, undelivered)
+
+    def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
+        """The other edges of this LAN, by name."""
+        if outboxes.keys() == self._lan_edges.keys():
+            return
+        self._lan_edges = {name: Peer(f"{Role.EDGE}:{name}", outbox) for name, outbox in outboxes.items()}
+        for topic in self._topics.values():
+            self._update_routes(topic)
+
+    # Data
+
+    def admit_from_client(
+        self, client: Peer, body: bytes, clock_shift_ns: int, now_ns: int
+    ) -> tuple[int, set[Peer]]:
+        """Take a data frame from a local client: deliver, forward, retain.
+
+        `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
+        """
+        header, messages = parse_from_client(client.publishers, body)
+        data = on_our_clock(body, messages, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
+        self._accepted += len(messages)
+        touched: set[Peer] = set()
+        run_route: Route | None = None
+        run_start = run_end = run_messages = run_born = 0
+        for publisher, sequence, born_ns, start, end in messages:
+            if sequence <= publisher.accepted:
+                self._dropped[DropReason.DUPLICATE] += 1
+                continue
+            publisher.accepted = sequence
+            topic = publisher.topic
+            topic.messages += 1
+            if topic.interested_remotely:
+                if topic.target is None:
+                    self._keep_unsent(publisher, topic, data[start:end])
+                elif topic.kept_messages:
+                    publisher.retention.keep_sent(data[start:end])
+            route = topic.ingress
+            if topic.subscribers:
+                if self._is_new(topic, publisher.publisher_id, sequence):
+                    topic.delivered += 1
+                    self._delivered += 1
+                else:
+                    route = topic.forward
+            if route is not run_route or start != run_end or born_ns >> BUCKET_SHIFT != run_born:
+                if run_route is not None:
+                    self._send(run_route, Run(run_messages, data[run_start:run_end]), touched, now_ns)
+                run_route = route
+                run_start = start
+                run_messages = 0
+                run_born = born_ns >> BUCKET_SHIFT
+            run_messages += 1
+            run_end = end
+        if run_route is not None:
+            self._send(run_route, Run(run_messages, data[run_start:run_end]), touched, now_ns)
+        return len(messages), touched
+
+    def admit_from_broker(
+        self, body: bytes, clock_shift_ns: int, now_ns: int, router: str = ""
+    ) -> tuple[int, set[Peer]]:
+        """Take a data frame from a routing broker or another edge: deliver what is new.
+
+        `clock_shift_ns` is the link's. `router` names a routing broker: what comes from one that is
+        not the topic's primary may overtake what the primary still sends. Returns the number of
+        messages and the clients that got some.
+        """
+        header, messages = parse(body)
+        header = header._replace(clock_shift_ns=add_shifts(header.clock_shift_ns, clock_shift_ns))
+        touched: set[Peer] = set()
+        run_route: Route | None = None
+        run_start = run_end = run_messages = run_born = 0
+        held = self._held
+        in_order = now_ns >= self._disturbed_until_ns and not held
+        for topic_id, publisher_id, sequence, born_ns, start, end in messages:
+            topic = self._topics.get(topic_id)
+            if topic is None or not topic.subscribers:
+                self._dropped[DropReason.NO_SUBSCRIBER] += 1
+                continue
+            history = topic.histories.get(publisher_id)
+            if history is not None and sequence == history.highest + 1 and publisher_id not in held:
+                history.highest = sequence  # what `judge` would do, for the most frequent case
+            elif not in_order or (router and router != topic.primary):
+                if run_route is not None:
+                    run = Run(run_messages, body[run_start:run_end])
+                    self._append(run_route, header, run, touched, now_ns)
+                    run_route = None
+                item = Held(topic, header, born_ns, body[start:end], 0)
+                astray = bool(router) and router != topic.primary
+                self._deliver_in_order(publisher_id, sequence, item, touched, now_ns, astray)
+                continue
+            elif not self._is_new(topic, publisher_id, sequence):
+                continue
+            topic.delivered += 1
+            self._delivered += 1
+            route = topic.deliver
+            if route is not run_route or start != run_end or born_ns >> BUCKET_SHIFT != run_born:
+                if run_route is not None:
+                    run = Run(run_messages, body[run_start:run_end])
+                    self._append(run_route, header, run, touched, now_ns)
+                run_route = route
+                run_start = start
+                run_messages = 0
+                run_born = born_ns >> BUCKET_SHIFT
+            run_messages += 1
+            run_end = end
+        if run_route is not None:
+            run = Run(run_messages, body[run_start:run_end])
+            self._append(run_route, header, run, touched, now_ns)
+        return len(messages), touched
+
+    def release_held(self, now_ns: int) -> set[Peer]:
+        """Let go of messages that can wait for their predecessors no longer; called every few ms."""
+        touched: set[Peer] = set()
+        for publisher_id, held in list(self._held.items()):
+            overdue = [sequence for sequence, item in held.items() if item.until_ns <= now_ns]
+            if not overdue:
+                continue
+            last = max(overdue)
+            for sequence in sorted(sequence for sequence in held if sequence <= last):
+                self._deliver_now(publisher_id, sequence, held.pop(sequence), touched, now_ns)
+            self._release_successors(publisher_id, touched, now_ns)
+        return touched
+
+    @property
+    def has_held(self) -> bool:
+        """Some messages wait for their predecessors."""
+        return bool(self._held)
+
+    def statistics(self) -> EdgeStatistics:
+        """Counts since the broker started."""
+        return EdgeStatistics(
+            clients=len(self._clients),
+            topics=tuple(topic_statistics(topic) for topic in self._topics.values()),
+            messages_accepted=self._accepted,
+            messages_delivered=self._delivered,
+            messages_resent=self._resent,
+            messages_held=self._held_total,
+            target_changes=self._target_changes,
+            dropped=dict(self._dropped),
+        )
+
+    def validate(self) -> None:
+        """Assert the invariants; tests call this after every step."""
+        for topic in self._topics.values():
+            assert topic.target is self._choose_target(topic)
+            assert set(topic.deliver.peers) == set(topic.subscribers)
+            if not topic.interested_remotely:
+                assert topic.target is None
+                assert all(not publisher.retention for publisher in topic.publishers.values())
+            for publisher_id, publisher in topic.publishers.items():
+                publisher.retention.validate()
+                assert publisher.client is None or publisher.client.publishers[publisher_id] is publisher
+                assert topic.target is None or not publisher.retention.unsent
+            for history in topic.histories.values():
+                history.validate()
+        for client in self._clients.values():
+            client.outbox.validate()
+
+    # Details
+
+    def _by_publisher(self, bodies: Iterable[bytes]) -> dict[int, dict[int, bytes]]:
+        """Messages of data frames by publisher and sequence."""
+        found: dict[int, dict[int, bytes]] = {}
+        for body in bodies:
+            for _, publisher_id, sequence, _, start, end in parse(body)[1]:
+                found.setdefault(publisher_id, {})[sequence] = body[start:end]
+        return found
+
+    def _is_new(self, topic: Topic, publisher_id: int, sequence: int) -> bool:
+        history = topic.histories.get(publisher_id)
+        if history is None:
+            history = topic.histories[publisher_id] = History()
+        verdict = history.judge(sequence)
+        if verdict is Verdict.NEW:
+            return True
+        self._dropped[DropReason.LATE if verdict is Verdict.LATE else DropReason.DUPLICATE] += 1
+        return False
+
+    def _keep_unsent(self, publisher: Publisher, topic: Topic, message: bytes) -> None:
+        """No routing broker can be reached: keep a message if its topic asks for that."""
+        if topic.kept_messages:
+            retention = publisher.retention
+            dropped = retention.dropped
+            retention.keep_unsent(message)
+            self._dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
+        else:
+            self._dropped[DropReason.NO_ROUTER] += 1
+
+    def _send(self, route: Route, run: Run, touched: set[Peer], now_ns: int) -> None:
+        """Queue a run that starts its journey here; its messages are stamped with our clock."""
+        self._append(route, BatchHeader(route.urgency, self._origin, 0, 0), run, touched, now_ns)
+
+    def _append(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
+        """Queue a run for all peers of a route, or less of it for those that are overloaded."""
+        (born_ns,) = BORN.unpack_from(run.data, BORN_OFFSET)
+        if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+            deadline = route.unknown_until_ns = now_ns + route.deadline_ns
+        else:
+            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unknown_until_ns)
+        for peer in route.peers:
+            sent = run
+            if peer.outbox.is_overloaded(now_ns):
+                sifted = peer.shedder.sift(run, route.may_shed)
+                if sifted is not run:
+                    best_effort = route.may_shed is None
+                    reason = DropReason.SHED_BEST_EFFORT if best_effort else DropReason.SHED_TOLERATED
+                    self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
+                if sifted is None:
+                    continue
+                sent = sifted
+            dropped = peer.outbox.append(
+                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns
+            )
+            if dropped:
+                self._dropped[DropReason.OUTBOX_FULL] += dropped
+            touched.add(peer)
+
+    def _deliver_in_order(
+        self, publisher_id: int, sequence: int, item: Held, touched: set[Peer], now_ns: int, astray: bool
+    ) -> None:
+        """Deliver a message, or hold it back if one before it is missing and may still come."""
+        topic = item.topic
+        history = topic.histories.get(publisher_id)
+        held = self._held.get(publisher_id)
+        disturbed = astray or now_ns < self._disturbed_until_ns or held is not None
+        if disturbed and history is not None and history.highest and sequence > history.highest + 1:
+            if held is not None and sequence in held:
+                self._dropped[DropReason.DUPLICATE] += 1
+                return
+            born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
+            due_ns = born_ns + topic.deliver.deadline_ns - _HOLD_MARGIN_NS
+            until_ns = min(due_ns, now_ns + _HOLD_MOST_NS)
+            if until_ns > now_ns:
+                self._held.setdefault(publisher_id, {})[sequence] = item._replace(until_ns=until_ns)
+                self._held_total += 1
+                return
+        self._deliver_now(publisher_id, sequence, item, touched, now_ns)
+        self._release_successors(publisher_id, touched, now_ns)
+
+    def _deliver_now(
+        self, publisher_id: int, sequence: int, item: Held, touched: set[Peer], now_ns: int
+    ) -> None:
+        topic = item.topic
+        if self._is_new(topic, publisher_id, sequence):
+            topic.delivered += 1
+            self._delivered += 1
+            self._append(topic.deliver, item.header, Run(1, item.data), touched, now_ns)
+
+    def _release_successors(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
+        """Deliver held messages that have no gap before them any more."""
+        held = self._held.get(publisher_id)
+        if held is None:
+            return
+        while held:
+            first = min(held)
+            highest = held[first].topic.histories[publisher_id].highest
+            if first > highest + 1:
+                return
+            self._deliver_now(publisher_id, first, held.pop(first), touched, now_ns)
+        del self._held[publisher_id]
+
+    def _retention_of(self, topic: Topic) -> int:
+        if self._retain_more is None or not topic.qos.kept_messages:
+            return topic.qos.kept_messages
+        return retention_without_replication(topic.qos, self._retain_more)
+
+    def _choose_target(self, topic: Topic) -> Peer | None:
+        if not topic.interested_remotely:
+            return None
+        for name in (topic.primary, topic.backup):
+            if name is not None and name in self._routers_up:
+                return self._routers_up[name]
+        return None
+
+    def _retarget_all(
+        self,
+        name: str,
+        now_ns: int,
+        gone: Peer | None = None,
+        undelivered: Mapping[int, Mapping[int, bytes]] = MappingProxyType({}),
+    ) -> Iterator[set[Peer]]:
+        """Choose anew the routing brokers of all topics that `name` serves, some topics at a time."""
+        touched: set[Peer] = set()
+        concerned = [topic for topic in self._topics.values() if name in (topic.primary, topic.backup)]
+        concerned.sort(key=attrgetter("deadline_ns"))
+        for number, topic in enumerate(concerned, 1):
+            if gone is not None and topic.target is gone:
+                self._recall(topic, undelivered)
+            self._retarget(topic, touched, now_ns)
+            if number % _TOPICS_AT_A_TIME == 0:
+                yield touched
+        # A topic may have been given to others while its messages were still on their way.
+        for topic in self._topics.values() if gone is not None else ():
+            if topic.target is gone:
+                self._recall(topic, undelivered)
+                self._retarget(topic, touched, now_ns)
+        yield touched
+
+    def _recall(self, topic: Topic, undelivered: Mapping[int, Mapping[int, bytes]]) -> None:
+        """The target of a topic is gone: what it never acknowledged is unsent again."""
+        for publisher in topic.publishers.values():
+            retention = publisher.retention
+            dropped = retention.dropped
+            retention.recall(undelivered.get(publisher.publisher_id, {}))
+            self._dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
+
+    def _retarget(self, topic: Topic, touched: set[Peer], now_ns: int) -> None:
+        """Choose the topic's routing broker anew; a new one gets everything retained."""
+        target = self._choose_target(topic)
+        changed = target is not topic.target
+        topic.target = target
+        self._update_onward(topic)
+        if not changed or target is None:
+            return
+        self._target_changes += 1
+        route = self._route((target,), topic)
+        for publisher in topic.publishers.values():
+            again = publisher.retention.resend()
+            self._resent += len(again)
+            for message in again:  # each a run of its own: together they may be too large for a frame
+                self._send(route, Run(1, message), touched, now_ns)
+
+    def _update_routes(self, topic: Topic) -> None:
+        topic.deliver = self._route(tuple(topic.subscribers), topic)
+        self._update_onward(topic)
+
+    def _update_onward(self, topic: Topic) -> None:
+        local = tuple(topic.subscribers)
+        onward = [self._lan_edges[edge] for edge in topic.interested_edges if edge in self._lan_edges]
+        if topic.target is not None:
+            onward.append(topic.target)
+        topic.forward = self._route(tuple(onward), topic)
+        topic.ingress = self._route((*local, *onward), topic) if local else topic.forward
+
+    def _route(self, peers: tuple[Peer, ...], topic: Topic) -> Route:
+        # A peer is nobody's equal but its own, so peers are good keys.
+        key = (peers, topic.requirements)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = Route(peers, *topic.requirements)
+        return route

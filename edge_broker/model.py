@@ -1,0 +1,223 @@
+"""What an edge broker's core knows: topics, publishers, peers, and its statistics."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from overlay.batch import BatchHeader
+from overlay.history import History
+from overlay.outbox import Outbox
+from overlay.qos import TopicQos
+from overlay.retention import Retention
+from overlay.shedding import Shedder, share_of
+from overlay.urgency import deadline_ns, urgency
+
+
+class DropReason(StrEnum):
+    """Why a message went no further."""
+
+    DUPLICATE = "duplicate"
+    """Delivered before."""
+    LATE = "late"
+    """It came after its successor: lost for subscribers."""
+    NO_SUBSCRIBER = "no_subscriber"
+    """Nobody here subscribes any more."""
+    NO_ROUTER = "no_router"
+    """No routing broker could be reached and the topic is best effort, or too much waits."""
+    OUTBOX_FULL = "outbox_full"
+    """A subscriber or broker did not take messages fast enough."""
+    SHED_BEST_EFFORT = "shed_best_effort"
+    """Best effort, given up in favour of others while a peer was overloaded."""
+    SHED_TOLERATED = "shed_tolerated"
+    """Within the topic's loss tolerance, given up while a peer was overloaded."""
+
+
+class Peer:
+    """Anyone messages are sent to: a client, a routing broker or another edge of the LAN."""
+
+    __slots__ = ("name", "outbox", "publishers", "shedder", "subscriptions")
+
+    def __init__(self, name: str, outbox: Outbox) -> None:
+        self.name = name
+        self.outbox = outbox
+        self.shedder = Shedder()
+        self.publishers: dict[int, Publisher] = {}
+        """Of a client: its publishing endpoints."""
+        self.subscriptions: dict[int, Topic] = {}
+        """Of a client: its subscribing endpoints."""
+
+
+class Route:
+    """Where some messages go and by when; shared by all topics for which all of this is the same."""
+
+    __slots__ = ("__weakref__", "deadline_ns", "may_shed", "peers", "unknown_until_ns", "urgency")
+
+    def __init__(
+        self, peers: tuple[Peer, ...], deadline_ns: int, urgency: int, loss_tolerance: int | None
+    ) -> None:
+        self.peers = peers
+        self.deadline_ns = deadline_ns
+        self.urgency = urgency
+        self.may_shed = share_of(loss_tolerance)
+        """Messages in a row that may be given up here; None: any number."""
+        self.unknown_until_ns = 0
+        """Latest deadline of a run whose age was not known: none of its successors may be due before.
+
+        Ages become known with the first heartbeats of a link. A message that is known to be old would
+        overtake those of its own publisher that were taken for new.
+        """
+
+
+NOWHERE: Final = Route((), 0, 0, None)
+
+
+class Held(NamedTuple):
+    """A message that waits for its predecessor."""
+
+    topic: "Topic"
+    header: BatchHeader
+    born_ns: int
+    data: bytes
+    until_ns: int
+
+
+class Publisher:
+    """A publishing endpoint of a local client."""
+
+    __slots__ = ("accepted", "born_ns", "client", "departed_ns", "publisher_id", "retention", "topic")
+
+    def __init__(self, publisher_id: int, topic: "Topic", client: Peer, retention: int) -> None:
+        self.publisher_id = publisher_id
+        self.topic = topic
+        self.client: Peer | None = client
+        """None once the endpoint is gone; its messages are kept a little longer."""
+        self.departed_ns = 0
+        self.accepted = 0
+        """Highest sequence taken from the client."""
+        self.born_ns = 0
+        """When its latest message was born, on our clock; 0 if not known."""
+        self.retention = Retention(retention)
+
+
+class Topic:
+    """A topic with endpoints at this edge."""
+
+    __slots__ = (
+        "backup",
+        "deadline_ns",
+        "deliver",
+        "delivered",
+        "forward",
+        "histories",
+        "ingress",
+        "interested_edges",
+        "interested_remotely",
+        "kept_messages",
+        "known_publishers",
+        "messages",
+        "name",
+        "primary",
+        "publishers",
+        "qos",
+        "requirements",
+        "subscribers",
+        "subscribers_everywhere",
+        "target",
+        "topic_id",
+        "unknown_since_ns",
+    )
+
+    def __init__(self, topic_id: int, name: str, qos: TopicQos) -> None:
+        self.topic_id = topic_id
+        self.name = name
+        self.qos = qos
+        self.deadline_ns = deadline_ns(qos)
+        self.requirements = (self.deadline_ns, urgency(qos), qos.loss_tolerance)
+        """What its routes depend on besides their peers."""
+        self.kept_messages = qos.kept_messages
+        self.publishers: dict[int, Publisher] = {}
+        self.subscribers: Counter[Peer] = Counter()
+        """Local clients that subscribe, with their number of endpoints."""
+        self.primary: str | None = None
+        self.backup: str | None = None
+        self.interested_edges: tuple[str, ...] = ()
+        """Other edges of this LAN with subscribers."""
+        self.interested_remotely = False
+        """Some other LAN has subscribers."""
+        self.subscribers_everywhere = 0
+        self.known_publishers: frozenset[int] = frozenset()
+        self.target: Peer | None = None
+        self.deliver = NOWHERE
+        self.forward = NOWHERE
+        self.ingress = NOWHERE
+        self.histories: dict[int, History] = {}
+        self.unknown_since_ns: dict[int, int] = {}
+        """Since when publishers with a history have not been in ZooKeeper."""
+        self.messages = 0
+        """Messages accepted from local publishers."""
+        self.delivered = 0
+        """Messages given to local subscribers, each once however many there are."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody here subscribes, publishes, or published a moment ago."""
+        return not (self.publishers or self.subscribers)
+
+    def expire_histories(self, now_ns: int, linger_ns: int) -> None:
+        """Forget publishers that have not been in ZooKeeper for this long."""
+        unknown = self.histories.keys() - self.known_publishers - self.publishers.keys()
+        if not unknown and not self.unknown_since_ns:
+            return
+        since = self.unknown_since_ns
+        self.unknown_since_ns = {publisher_id: since.get(publisher_id, now_ns) for publisher_id in unknown}
+        for publisher_id, since_ns in self.unknown_since_ns.items():
+            if now_ns - since_ns > linger_ns:
+                del self.histories[publisher_id]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatistics:
+    """One topic at this edge."""
+
+    topic: str
+    messages: int
+    delivered: int
+    lost: int
+    longest_loss_run: int
+    publishers: int
+    subscribers: int
+    target: str
+    primary: str
+    backup: str
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeStatistics:
+    """Counts since the broker started."""
+
+    clients: int
+    topics: tuple[TopicStatistics, ...]
+    messages_accepted: int
+    messages_delivered: int
+    messages_resent: int
+    messages_held: int
+    target_changes: int
+    dropped: Mapping[str, int]
+
+
+def topic_statistics(topic: Topic) -> TopicStatistics:
+    """One topic as it is now."""
+    return TopicStatistics(
+        topic=topic.name,
+        messages=topic.messages,
+        delivered=topic.delivered,
+        lost=sum(history.lost for history in topic.histories.values()),
+        longest_loss_run=max((history.longest_gap for history in topic.histories.values()), default=0),
+        publishers=sum(publisher.client is not None for publisher in topic.publishers.values()),
+        subscribers=sum(topic.subscribers.values()),
+        target=topic.target.name.partition(":")[2] if topic.target is not None else "",
+        primary=topic.primary or "",
+        backup=topic.backup or "",
+    )

@@ -1,0 +1,81 @@
+"""Copies kept for other routing brokers, in case one of them dies (FRAME, IV.B).
+
+A primary sends copies as data frames on its link to the backup; frames on a link are numbered,
+so a copy is named by the number of its frame, and pruning by ranges of numbers. A copy stays
+until it is pruned, recovered, or pushed out by newer ones: the buffer is a ring.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Kept(NamedTuple):
+    """A frame of copies."""
+
+    body: bytes
+    clock_shift_ns: int
+    """Of the link to the primary when it came."""
+    messages: int
+
+
+class BackupBuffer:
+    """Copies of one primary, by frame number."""
+
+    def __init__(self, capacity_messages: int) -> None:
+        self.capacity_messages = capacity_messages
+        self.evicted = 0
+        """Messages pushed out by newer ones."""
+        self.pruned = 0
+        self._frames: OrderedDict[int, Kept] = OrderedDict()
+        self._messages = 0
+
+    def __len__(self) -> int:
+        """Messages kept."""
+        return self._messages
+
+    def keep(self, number: int, kept: Kept) -> None:
+        """Store a frame; the oldest ones make room."""
+        self._frames[number] = kept
+        self._messages += kept.messages
+        while self._messages > self.capacity_messages and len(self._frames) > 1:
+            _, oldest = self._frames.popitem(last=False)
+            self._messages -= oldest.messages
+            self.evicted += oldest.messages
+
+    def prune(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """The primary has dispatched the frames of these ranges, first and last included."""
+        for first, last in ranges:
+            numbers = (
+                range(first, last + 1)
+                if last - first < len(self._frames)
+                else [number for number in self._frames if first <= number <= last]
+            )
+            for number in numbers:
+                kept = self._frames.pop(number, None)
+                if kept is not None:
+                    self._messages -= kept.messages
+                    self.pruned += kept.messages
+
+    def recover(self) -> list[Kept]:
+        """Take everything, oldest first: the primary is dead."""
+        frames = list(self._frames.values())
+        self._frames.clear()
+        self._messages = 0
+        return frames
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert self._messages == sum(kept.messages for kept in self._frames.values())
+        assert self._messages <= self.capacity_messages or len(self._frames) == 1
+
+
+def to_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Frame numbers as ranges, first and last included."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ranges

@@ -1,0 +1,436 @@
+"""The routing broker as a process: ZooKeeper, sockets and timers around `routing_broker.core`.
+
+It registers itself, takes part in the election of the leader, and serves the topics that its
+folder under /assignments names. For each of those it mirrors the topic's znode: record and
+endpoints give the routes. A topic that is taken away is served a while longer, because edges
+learn of the change at their own pace.
+
+Routing brokers that share a topic, one as primary, the other as backup, keep a link between
+them; the one with the lower name dials. Copies and prunes go from primary to backup, in both
+directions if each is the other's backup for some topics. When the link breaks, the backup takes
+the primary for dead and dispatches what it holds for it: too early at worst, never too late.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from prometheus_client.core import Metric
+
+from coordinator import (
+    Candidacy,
+    CoordinationError,
+    Coordinator,
+    EndpointKind,
+    Registration,
+    RouterRecord,
+    Session,
+    TopicView,
+    Watch,
+    policy_by_name,
+)
+from overlay.errors import CloseReason, ProtocolError
+from overlay.limits import ROUTE_LINGER_NS, SECOND_NS
+from overlay.lingering import Lingering
+from overlay.locator import Locator
+from overlay.messages import ControlMessage, Hello, Prune, Role, Welcome
+from overlay.outbox import Ticket
+from routing_broker.core import RouterCore
+from routing_broker.mode import Mode
+from routing_broker.model import Peer
+from runtime.config import RouterConfig, listen_address
+from runtime.hub import Dialer, Hub, Identity
+from runtime.link import Link
+from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
+from runtime.process import Background, every, new_incarnation, wait_until
+
+log = logging.getLogger("isthmus.router")
+
+_TOPIC_LINGER_S: Final = 30.0
+"""How long a topic is still served after it was assigned to others."""
+_EDGE_LINGER_NS: Final = 10 * SECOND_NS
+"""How long messages wait for an edge that is neither registered nor connected."""
+_LOAD_REPORT_S: Final = 5.0
+_PRUNE_S: Final = 0.005
+"""How long prunes are collected before they are sent."""
+
+
+class RoutingBroker:
+    """One routing broker."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.id = config.id
+        self.core = RouterCore(Mode(config.mode), config.delays)
+        self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
+        self.coordinator = Coordinator(self.session)
+        self.hub: Hub
+        self.locator = ""
+        self.http = ""
+        self._operations = OperationsServer(self.status, self.missing, self._metrics)
+        self._background = Background()
+        self._links: dict[str, Link] = {}
+        self._registration: Registration[RouterRecord] | None = None
+        self._candidacy: Candidacy | None = None
+        self._watches: list[Watch] = []
+        self._topic_watches: dict[str, Watch] = {}
+        self._topic_ids: dict[str, int] = {}
+        self._views: dict[str, TopicView] = {}
+        self._subscribers: dict[str, Lingering[tuple[str, str]]] = {}
+        """Edge and LAN of the subscribers of each topic."""
+        self._assigned: frozenset[str] = frozenset()
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
+        self._edges: frozenset[str] = frozenset()
+        self._routers: Mapping[str, RouterRecord] = {}
+        self._unseen_since_ns: dict[str, int] = {}
+        self._dialers: dict[str, Dialer] = {}
+        self._pruning: asyncio.TimerHandle | None = None
+        self._draining = False
+
+    # Life
+
+    async def start(self) -> None:
+        """Connect to ZooKeeper, listen, register, take part in the election."""
+        config = self.config
+        await self.session.start()
+        await self.coordinator.start()
+        self.hub = Hub(
+            Identity(Role.ROUTER, self.id, new_incarnation(), cluster=self.coordinator.cluster),
+            self,
+            pace=config.pace,
+        )
+        bound = await self.hub.listen(*listen_address("listen", config.listen))
+        self.locator = config.advertise or str(bound)
+        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self._registration = await self.coordinator.register_router(
+            RouterRecord(
+                id=self.id,
+                locator=self.locator,
+                host=config.host,
+                capacity=config.capacity,
+                http=self.http,
+            )
+        )
+        self._watches = [
+            self.coordinator.watch_edge_names(self._on_edges),
+            self.coordinator.watch_routers(self._on_routers),
+            self.coordinator.watch_assignments(self.id, self._on_assignments),
+        ]
+        self._candidacy = self.coordinator.join_election(self.id, policy_by_name(config.policy))
+        self._background.spawn(every(1.0, self._housekeeping), "housekeeping")
+        self._background.spawn(self._report_load(), "report load")
+        log.info("routing broker serves", extra={"locator": self.locator, "http": self.http})
+
+    async def drain(self) -> None:
+        """Let the leader move all topics away, then let the outboxes run empty.
+
+        Waits only while there is someone to take the topics over and ZooKeeper to arrange it.
+        """
+        self._draining = True
+        timeout_s = self.config.drain_timeout_s
+        await self._tell_leader(draining=True)
+        if not await wait_until(lambda: not self._assigned or not self._can_hand_over(), timeout_s):
+            log.warning("still assigned after draining", extra={"topics": len(self._assigned)})
+        connected = [link for link in self._links.values() if link.is_up]
+        await wait_until(lambda: all(link.outbox.is_idle for link in connected if link.is_up), timeout_s / 2)
+
+    async def close(self) -> None:
+        """End everything; what others hold of us in ZooKeeper goes too."""
+        for handle in self._leaving.values():
+            handle.cancel()
+        if self._pruning is not None:
+            self._pruning.cancel()
+        await self._background.close()
+        if self._candidacy is not None:
+            await self._candidacy.close()
+        for watch in (*self._watches, *self._topic_watches.values()):
+            watch.cancel()
+        if self._registration is not None:
+            await self._registration.close()
+        if hasattr(self, "hub"):
+            await self.hub.close(CloseReason.DRAINING, "this routing broker is shutting down")
+        await self._operations.close()
+        await self.coordinator.close()
+        await self.session.close()
+
+    # Connections
+
+    def admit(self, hello: Hello) -> tuple[Link, Welcome]:
+        """An edge broker or another routing broker connects."""
+        if hello.role is Role.CLIENT:
+            raise ProtocolError(
+                CloseReason.UNEXPECTED_FRAME, "a client connects to a routing broker: connect to an edge"
+            )
+        link = (
+            self._edge_link(hello.node, hello.lan)
+            if hello.role is Role.EDGE
+            else self._router_link(hello.node)
+        )
+        received = link.received if link.peer_incarnation == hello.incarnation else 0
+        identity = self.hub.identity
+        return link, Welcome(
+            Role.ROUTER, self.id, identity.incarnation, cluster=identity.cluster, received=received
+        )
+
+    def on_welcome(self, link: Link, welcome: Welcome) -> None:
+        """A routing broker we dialled answers."""
+        if (welcome.role, welcome.node) != (link.role, link.peer):
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE,
+                f"expected {link.role} {link.peer} at this address, found {welcome.role} {welcome.node}",
+            )
+
+    def on_link_up(self, link: Link) -> None:
+        """A routing broker that is connected can hold copies."""
+        if link.role is Role.ROUTER:
+            log.info("routing broker connected", extra={"router": link.peer})
+            self._flush(self.core.backup_up(link.peer, link.outbox, self.hub.clock()))
+
+    def on_link_down(self, link: Link, reason: CloseReason, detail: str) -> None:
+        """The outbox of an edge waits for it; a routing broker that is gone is stood in for."""
+        log.info("disconnected", extra={"peer": link.key, "reason": str(reason), "detail": detail})
+        if link.role is Role.ROUTER:
+            self.core.backup_down(link.peer)
+            self._flush(self.core.recover(link.peer, self.hub.clock()))
+
+    def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
+        """Messages from an edge, or copies from a primary."""
+        if link.role is Role.ROUTER:
+            link.messages_received += self.core.keep(link.peer, link.received, body, link.clock.shift_ns)
+            return
+        count, touched = self.core.admit(link.context, body, link.clock.shift_ns, now_ns)
+        link.messages_received += count
+        self._flush(touched)
+
+    def on_control(self, link: Link, message: ControlMessage) -> None:
+        """A primary has dispatched what we hold copies of."""
+        if link.role is not Role.ROUTER or not isinstance(message, Prune) or len(message.frames) % 2:
+            raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} from a {link.role}")
+        self.core.prune(link.peer, zip(message.frames[::2], message.frames[1::2], strict=True))
+
+    def _edge_link(self, edge: str, lan: str) -> Link:
+        peer = self.core.peer(edge, lan)
+        link = self._links.get(f"{Role.EDGE}:{edge}")
+        if link is None:
+            link = Link(edge, Role.EDGE, lan, peer.outbox)
+            link.context = peer
+            link.on_acknowledged = self._on_acknowledged
+            self._links[link.key] = link
+        link.lan = lan
+        return link
+
+    def _router_link(self, router: str) -> Link:
+        link = Link(router, Role.ROUTER)
+        return self._links.setdefault(link.key, link)
+
+    def _on_acknowledged(self, tickets: list[Ticket]) -> None:
+        """An edge has what it was sent: what needed copies may need them no longer."""
+        if tickets:
+            self.core.acknowledged(tickets)
+            if self._pruning is None:
+                self._pruning = self.hub.loop.call_later(_PRUNE_S, self._prune)
+
+    def _prune(self) -> None:
+        self._pruning = None
+        for router, ranges in self.core.take_prunes().items():
+            link = self._links.get(f"{Role.ROUTER}:{router}")
+            if link is not None:
+                link.send(Prune(tuple(number for pair in ranges for number in pair)))
+
+    def _flush(self, peers: Iterable[Peer]) -> None:
+        """Write what these peers got, the most urgent first."""
+        for peer in sorted(peers, key=lambda peer: peer.outbox.next_deadline_ns or 0):
+            role = Role.EDGE if self.core.peers.get(peer.name) is peer else Role.ROUTER
+            link = self._links.get(f"{role}:{peer.name}")
+            if link is not None:
+                link.flush_soon()
+
+    # Coordination
+
+    def _on_assignments(self, topics: frozenset[str]) -> None:
+        self._assigned = topics
+        for name in topics:
+            handle = self._leaving.pop(name, None)
+            if handle is not None:
+                handle.cancel()
+            if name not in self._topic_watches:
+                self._topic_watches[name] = self.coordinator.watch_topic(name, self._on_topic)
+        for name in self._topic_watches.keys() - topics - self._leaving.keys():
+            self._leaving[name] = self.hub.loop.call_later(_TOPIC_LINGER_S, self._leave_topic, name)
+
+    def _leave_topic(self, name: str) -> None:
+        self._leaving.pop(name, None)
+        self._topic_watches.pop(name).cancel()
+        self._views.pop(name, None)
+        self._subscribers.pop(name, None)
+        topic_id = self._topic_ids.pop(name, None)
+        if topic_id is not None:
+            self.core.remove_topic(topic_id)
+
+    def _on_topic(self, view: TopicView) -> None:
+        name = view.record.name
+        self._views[name] = view
+        self._topic_ids[name] = view.record.id
+        subscribers = self._subscribers.setdefault(name, Lingering(ROUTE_LINGER_NS))
+        subscribers.update(
+            (
+                (endpoint.edge, endpoint.lan)
+                for endpoint in view.endpoints
+                if endpoint.kind is EndpointKind.SUBSCRIBER
+            ),
+            self.hub.clock(),
+        )
+        self._set_topic(name)
+        self._dial_partners({view.record.primary, view.record.backup} - {None, self.id})
+
+    def _set_topic(self, name: str) -> None:
+        record = self._views[name].record
+        backup = record.backup if record.primary == self.id else None
+        subscribers = dict(self._subscribers[name])
+        now_ns = self.hub.clock()
+        self._flush(self.core.set_topic(record.id, name, record.qos, subscribers, now_ns, backup))
+
+    def _on_edges(self, edges: frozenset[str]) -> None:
+        self._edges = edges
+
+    def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
+        appeared = routers.keys() - self._routers.keys()
+        self._routers = routers
+        self._dial_partners(self._partners())
+        for name in appeared & self._dialers.keys():
+            self._dialers[name].hurry()
+
+    def _dial_partners(self, partners: Iterable[str | None]) -> None:
+        """Keep a link to every routing broker we share a topic with; the lower name dials."""
+        for name in partners:
+            record = self._routers.get(name) if name is not None else None
+            if record is None or record.id < self.id:
+                continue
+            dialer = self._dialers.get(record.id)
+            if dialer is None:
+                link = self._router_link(record.id)
+                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator))
+            else:
+                dialer.locator = Locator.parse(record.locator)
+
+    def _partners(self) -> set[str]:
+        return {
+            name
+            for topic in self._assigned
+            if (view := self._views.get(topic)) is not None
+            for name in (view.record.primary, view.record.backup)
+            if name is not None and name != self.id
+        }
+
+    async def _housekeeping(self) -> None:
+        now_ns = self.hub.clock()
+        self.core.expire(now_ns)
+        for topic, subscribers in self._subscribers.items():
+            if subscribers.expire(now_ns):
+                self._set_topic(topic)
+        for name in self._dialers.keys() - self._partners() - self._routers.keys():
+            await self._dialers.pop(name).stop()
+            self._links.pop(f"{Role.ROUTER}:{name}", None)
+        for edge in list(self.core.peers):
+            link = self._links.get(f"{Role.EDGE}:{edge}")
+            if edge in self._edges or (link is not None and link.is_up):
+                self._unseen_since_ns.pop(edge, None)
+            elif now_ns - self._unseen_since_ns.setdefault(edge, now_ns) > _EDGE_LINGER_NS:
+                self.core.remove_peer(edge)
+                self._links.pop(f"{Role.EDGE}:{edge}", None)
+                self._unseen_since_ns.pop(edge, None)
+
+    async def _report_load(self) -> None:
+        """Tell the leader the message rate, when it has changed by a tenth or more."""
+        reported = 0.0
+        before = 0
+        while True:
+            await asyncio.sleep(_LOAD_REPORT_S)
+            admitted = self.core.statistics().messages_admitted
+            rate = (admitted - before) / _LOAD_REPORT_S
+            before = admitted
+            if abs(rate - reported) > 0.1 * max(reported, 1.0):
+                reported = rate
+                await self._tell_leader(messages_per_s=round(rate, 1), topics=len(self._primary_topics()))
+
+    async def _tell_leader(self, **changes: Any) -> None:
+        """Update our entry in ZooKeeper; while it cannot be reached, the leader learns it later."""
+        if self._registration is None:
+            return
+        try:
+            async with asyncio.timeout(self.config.session_timeout_s):
+                await self._registration.update(**changes)
+        except (TimeoutError, CoordinationError) as error:
+            log.warning("ZooKeeper was not told", extra={**changes, "error": str(error)})
+
+    def _can_hand_over(self) -> bool:
+        others = (router for router in self._routers.values() if router.id != self.id)
+        return self.session.lease_valid(self.hub.clock()) and any(not router.draining for router in others)
+
+    # Operation
+
+    @property
+    def is_leader(self) -> bool:
+        """This broker leads and its lease holds."""
+        return self._candidacy is not None and self._candidacy.is_leader
+
+    def missing(self) -> str:
+        """What keeps this broker from being ready; empty if nothing."""
+        if self._draining:
+            return "draining"
+        if self._registration is None:
+            return "not registered in ZooKeeper"
+        if not self.session.lease_valid(self.hub.clock()):
+            return "no answer from ZooKeeper"
+        return ""
+
+    def status(self) -> Mapping[str, Any]:
+        """Everything an operator wants to know."""
+        return {
+            "role": "router",
+            "id": self.id,
+            "locator": self.locator,
+            "http": self.http,
+            "host": self.config.host,
+            "cluster": self.coordinator.cluster,
+            "leader": self.is_leader,
+            "epoch": self._candidacy.epoch if self._candidacy is not None else 0,
+            "draining": self._draining,
+            "ready": not self.missing(),
+            "primary_of": self._primary_topics(),
+            "backup_of": sorted(
+                name for name in self._assigned if self._role_of(name, primary=False) == self.id
+            ),
+            "routes": {topic.name: sorted(topic.subscribers) for topic in self.core.topics.values()},
+            "core": self.core.statistics(),
+            "session": self.session.statistics(),
+            "links": [link.statistics() for link in self._links.values()],
+        }
+
+    def _primary_topics(self) -> list[str]:
+        return sorted(name for name in self._assigned if self._role_of(name, primary=True) == self.id)
+
+    def _role_of(self, name: str, *, primary: bool) -> str | None:
+        view = self._views.get(name)
+        if view is None:
+            return None
+        return view.record.primary if primary else view.record.backup
+
+    def _metrics(self) -> Iterable[Metric]:
+        statistics = self.core.statistics()
+        yield gauge("isthmus_leader", "1 if this broker leads.", self.is_leader)
+        yield gauge("isthmus_topics", "Topics served.", statistics.topics)
+        yield counter("isthmus_messages_admitted", "Messages from edges.", statistics.messages_admitted)
+        yield counter("isthmus_messages_dispatched", "Messages to edges.", statistics.messages_dispatched)
+        yield counter(
+            "isthmus_messages_replicated", "Copies sent to backups.", statistics.messages_replicated
+        )
+        yield counter(
+            "isthmus_messages_recovered",
+            "Copies dispatched for a dead primary.",
+            statistics.messages_recovered,
+        )
+        yield gauge("isthmus_copies_kept", "Copies kept for other routing brokers.", statistics.copies_kept)
+        yield counters("isthmus_messages_dropped", "Messages dropped.", "reason", statistics.dropped)
+        yield from hub_metrics(self.hub, [link.statistics() for link in self._links.values()])

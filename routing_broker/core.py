@@ -1,0 +1,517 @@
+"""The routing broker's rules: which edges get a message, by when, and what the backup must hold.
+
+A routing broker serves the topics assigned to it, as primary or backup. It is liberal: whatever
+an edge sends for a topic it serves, it dispatches to all interested edges of other LANs, whether
+it is primary, backup or was either until a moment ago. Two routing brokers that dispatch the
+same message for a moment cause duplicates, which the egress edges drop; they never cause loss.
+
+The path of a data frame: `admit` cuts its body into runs, neighbouring messages with the same
+route that were born in the same millisecond, and puts each run into the outboxes of its edges
+with its deadline; the outboxes are the earliest-deadline-first queue (`overlay.outbox`), and the
+shell writes them. A frame that turns out to be malformed raises before any of its messages has
+had an effect.
+
+Replication (FRAME, Table 3). Where a topic's bounds demand it, a run is also put into the outbox
+of the topic's backup, with the deadline of Lemma 1, and followed by a `Copy`:
+
+    dispatched   all its edges have acknowledged it
+    replicated   it has gone out to the backup
+    discard      dispatched and replicated: the backup is told to prune it
+    cancelled    dispatched before it went out: it need not be replicated any more
+
+*Dispatched* means acknowledged, not written: bytes in the socket of a process that is killed may
+never arrive. When a primary is lost, `recover` admits what is left of its copies like new
+messages; their deadlines follow from when they were born, so they are as urgent as they are old.
+
+Messages without a route: the edges and this broker hear of assignments and subscribers at the
+same time, so data may be faster than our own reading of the routes. An edge only sends what it
+believes another LAN wants; if this broker does not know the topic or sees nobody who wants it,
+the messages wait, bounded in bytes and time, and are admitted again when the routes are there.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from struct import Struct
+from typing import Final
+from weakref import WeakValueDictionary
+
+from overlay.batch import (
+    BATCH_HEADER_BYTES,
+    MESSAGE_HEADER_BYTES,
+    BatchHeader,
+    Run,
+    decode_batch_header,
+    truncated,
+)
+from overlay.bounds import UNBOUNDED, Delays, needs_replication, replicate_within_ns
+from overlay.delay import add_shifts
+from overlay.errors import ProtocolError
+from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, UNROUTED_MAX_BYTES, UNROUTED_MAX_NS
+from overlay.messages import UNKNOWN_CLOCK_SHIFT
+from overlay.outbox import Outbox, Ticket
+from overlay.qos import TopicQos
+from overlay.schedule import BUCKET_SHIFT
+from overlay.urgency import deadline_ns
+from routing_broker.backup import BackupBuffer, Kept, to_ranges
+from routing_broker.mode import Mode
+from routing_broker.model import (
+    Copy,
+    DropReason,
+    Peer,
+    ReplicaFrame,
+    Route,
+    RouterStatistics,
+    Topic,
+    Unrouted,
+)
+
+_TOPIC_BORN_LENGTH: Final = Struct("<I16xQI")
+"""The fields of a message header a routing broker needs."""
+
+
+class RouterCore:
+    """The synchronous heart of a routing broker."""
+
+    def __init__(self, mode: Mode = Mode.FRAME, delays: Delays | None = None) -> None:
+        self._mode = mode
+        self._delays = delays or Delays(0, 0, 0, 0)
+        self._topics: dict[int, Topic] = {}
+        self._peers: dict[str, Peer] = {}
+        self._backups: dict[str, Peer] = {}
+        self._routes: WeakValueDictionary[object, Route] = WeakValueDictionary()
+        self._unrouted: dict[int, list[Unrouted]] = {}
+        self._unrouted_bytes = 0
+        self._undispatched: dict[Copy, None] = {}
+        self._to_prune: dict[str, list[int]] = {}
+        self._kept: dict[str, BackupBuffer] = {}
+        self._dropped: Counter[str] = Counter()
+        self._admitted = 0
+        self._dispatched = 0
+        self._replicated = 0
+        self._recovered = 0
+        self._pruned = 0
+        self._cancelled = 0
+        self._evicted = 0
+
+    # Control: edges and topics
+
+    def peer(self, edge: str, lan: str) -> Peer:
+        """The peer for an edge broker; made when first heard of, from its topic or its connection."""
+        peer = self._peers.get(edge)
+        if peer is None:
+            peer = self._peers[edge] = Peer(edge, lan, Outbox())
+        elif peer.lan != lan:
+            peer.lan = lan
+            self._forget_routes()
+        return peer
+
+    def remove_peer(self, edge: str) -> None:
+        """The edge broker is gone for good."""
+        peer = self._peers.pop(edge, None)
+        if peer is not None:
+            dropped, tickets = peer.outbox.discard()
+            self._dropped[DropReason.EDGE_GONE] += dropped
+            self.acknowledged(tickets)
+            self._forget_routes()
+
+    @property
+    def peers(self) -> Mapping[str, Peer]:
+        """All edge brokers known."""
+        return self._peers
+
+    @property
+    def topics(self) -> Mapping[int, Topic]:
+        """All topics served, by id."""
+        return self._topics
+
+    def set_topic(
+        self,
+        topic_id: int,
+        name: str,
+        qos: TopicQos,
+        subscribers: Mapping[str, str],
+        now_ns: int,
+        backup: str | None = None,
+    ) -> set[Peer]:
+        """Serve a topic with these subscribing edges (and their LANs).
+
+        `backup` is given if this broker is the topic's primary. Returns the peers that got
+        something now: messages that had waited for this, or copies for a new backup.
+        """
+        for edge, lan in subscribers.items():
+            self.peer(edge, lan)
+        old = self._topics.get(topic_id)
+        topic = Topic(topic_id, name, qos, dict(subscribers), self._backup_needed(qos, backup))
+        if topic == old:
+            return set()
+        self._topics[topic_id] = topic
+        self._forget_routes_of(topic_id)
+        self._resize_buffers()
+        touched: set[Peer] = set()
+        if old is not None and topic.backup is not None and topic.backup != old.backup:
+            self._change_backup(topic_id, topic.backup, touched, now_ns)
+        waiting = self._unrouted.pop(topic_id, [])
+        still = [item for item in waiting if not self._release(item, topic_id, touched, now_ns)]
+        if still:
+            self._unrouted[topic_id] = still
+        return touched
+
+    def remove_topic(self, topic_id: int) -> None:
+        """Serve a topic no longer."""
+        if self._topics.pop(topic_id, None) is not None:
+            self._forget_routes_of(topic_id)
+
+    def expire(self, now_ns: int) -> None:
+        """Give up on messages whose topic has had no routes for too long; called about every second."""
+        for topic_id in list(self._unrouted):
+            waiting = self._unrouted[topic_id]
+            kept = [item for item in waiting if now_ns - item.since_ns <= UNROUTED_MAX_NS]
+            for item in waiting[: len(waiting) - len(kept)]:
+                self._unrouted_bytes -= len(item.run.data)
+                self._dropped[DropReason.UNROUTED] += item.run.messages
+            if kept:
+                self._unrouted[topic_id] = kept
+            else:
+                del self._unrouted[topic_id]
+        for peer in self._peers.values():
+            if not peer.outbox.is_overloaded(now_ns):
+                peer.shedder.calm()
+
+    # Data
+
+    def admit(self, source: Peer, body: bytes, clock_shift_ns: int, now_ns: int) -> tuple[int, set[Peer]]:
+        """Take the body of a data frame from an edge: cut it into runs, queue them for their edges.
+
+        `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
+        """
+        header = decode_batch_header(body)
+        shift_ns = add_shifts(header.clock_shift_ns, clock_shift_ns)
+        routes = source.routes
+        runs: list[tuple[Route | None, int, int, Run]] = []
+        end = len(body)
+        last_start = end - MESSAGE_HEADER_BYTES
+        offset = run_start = BATCH_HEADER_BYTES
+        run_route: Route | None = None
+        run_topic = run_born = -1
+        run_messages = seen = 0
+        unpack_from = _TOPIC_BORN_LENGTH.unpack_from
+        while offset < end:
+            if offset > last_start:
+                raise truncated(seen, header.messages)
+            topic_id, born_ns, length = unpack_from(body, offset)
+            route = routes.get(topic_id) or self._route(source, topic_id)
+            if (
+                route is not run_route
+                or born_ns >> BUCKET_SHIFT != run_born >> BUCKET_SHIFT
+                or (route is None and topic_id != run_topic)
+            ):
+                if run_messages:
+                    runs.append((run_route, run_topic, run_born, Run(run_messages, body[run_start:offset])))
+                run_start = offset
+                run_route = route
+                run_topic = topic_id
+                run_born = born_ns
+                run_messages = 0
+            run_messages += 1
+            seen += 1
+            offset += MESSAGE_HEADER_BYTES + length
+        if offset != end or seen != header.messages:
+            raise truncated(seen, header.messages)
+        if run_messages:
+            runs.append((run_route, run_topic, run_born, Run(run_messages, body[run_start:end])))
+        self._admitted += seen
+        onward = header._replace(clock_shift_ns=shift_ns)
+        touched: set[Peer] = set()
+        for known_route, topic_id, born_ns, run in runs:
+            if known_route is None:
+                self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), topic_id)
+            else:
+                self._schedule(known_route, onward, born_ns, run, touched, now_ns)
+        return seen, touched
+
+    def statistics(self) -> RouterStatistics:
+        """Counts since the broker started."""
+        dropped = self._dropped.copy()
+        return RouterStatistics(
+            topics=len(self._topics),
+            messages_admitted=self._admitted,
+            messages_dispatched=self._dispatched,
+            messages_replicated=self._replicated,
+            messages_recovered=self._recovered,
+            copies_pruned=self._pruned,
+            copies_cancelled=self._cancelled,
+            copies_undispatched=len(self._undispatched),
+            copies_kept=sum(len(buffer) for buffer in self._kept.values()),
+            copies_evicted=self._evicted + sum(buffer.evicted for buffer in self._kept.values()),
+            messages_unrouted_waiting=sum(
+                item.run.messages for waiting in self._unrouted.values() for item in waiting
+            ),
+            dropped=dict(dropped),
+        )
+
+    def validate(self) -> None:
+        """Assert the invariants; tests call this after every step."""
+        assert self._unrouted_bytes == sum(
+            len(item.run.data) for waiting in self._unrouted.values() for item in waiting
+        )
+        assert self._unrouted_bytes <= UNROUTED_MAX_BYTES
+        assert all(self._unrouted.values())
+        for copy in self._undispatched:
+            assert copy.pending > 0 and not copy.cancelled
+            assert copy.at is None or copy.at in self._backups
+            assert copy.replica is None or copy.replica.backup == copy.at
+        for buffer in self._kept.values():
+            buffer.validate()
+        for peer in (*self._peers.values(), *self._backups.values()):
+            peer.outbox.validate()
+            for topic_id, route in peer.routes.items():
+                expected = self._destinations(peer.lan, self._topics[topic_id])
+                assert tuple(other.name for other in route.peers) == expected
+
+    # Replication: as primary
+
+    def backup_up(self, router: str, outbox: Outbox, now_ns: int) -> set[Peer]:
+        """The link to a routing broker is up: copies may go there. Returns peers with new data."""
+        outbox.on_sent = lambda number, tickets: self._replica_sent(router, number, tickets)
+        self._backups[router] = Peer(router, "", outbox)
+        self._kept[router] = self._new_buffer()
+        touched: set[Peer] = set()
+        for copy in self._undispatched:
+            if copy.backup == router:
+                self._replicate(copy, touched, now_ns)
+        return touched
+
+    def backup_down(self, router: str) -> None:
+        """The link to a routing broker is down: copies wait in the undispatched runs."""
+        peer = self._backups.pop(router, None)
+        if peer is not None:
+            peer.outbox.discard()
+            self._to_prune.pop(router, None)
+            for copy in self._undispatched:
+                if copy.at == router:
+                    copy.at = copy.replica = None
+
+    def acknowledged(self, tickets: Iterable[Ticket]) -> None:
+        """An edge has acknowledged these runs, or will never get them."""
+        for ticket in tickets:
+            assert isinstance(ticket, Copy)
+            ticket.pending -= 1
+            if ticket.pending == 0:
+                self._copy_dispatched(ticket)
+
+    def take_prunes(self) -> dict[str, list[tuple[int, int]]]:
+        """What backups may prune now, as ranges of frame numbers by backup."""
+        prunes = {router: to_ranges(numbers) for router, numbers in self._to_prune.items()}
+        self._to_prune.clear()
+        return prunes
+
+    # Replication: as backup
+
+    def keep(self, router: str, number: int, body: bytes, clock_shift_ns: int) -> int:
+        """A primary sends copies in frame `number`; returns how many."""
+        messages = decode_batch_header(body).messages
+        self._kept[router].keep(number, Kept(body, clock_shift_ns, messages))
+        return messages
+
+    def prune(self, router: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """A primary has dispatched these frames of copies."""
+        self._kept[router].prune(ranges)
+
+    def recover(self, router: str, now_ns: int) -> set[Peer]:
+        """A primary is lost: dispatch what is left of its copies. Returns the peers that got some."""
+        buffer = self._kept.pop(router, None)
+        touched: set[Peer] = set()
+        if buffer is None:
+            return touched
+        self._evicted += buffer.evicted
+        nowhere = Peer(router, "", Outbox())
+        for kept in buffer.recover():
+            # The LAN of the ingress edge is not known: its edges get the messages too and drop them.
+            with suppress(ProtocolError):  # one frame nobody can read must not cost the others
+                count, reached = self.admit(nowhere, kept.body, kept.clock_shift_ns, now_ns)
+                self._recovered += count
+                touched |= reached
+        return touched
+
+    # Details
+
+    def _schedule(
+        self, route: Route, header: BatchHeader, born_ns: int, run: Run, touched: set[Peer], now_ns: int
+    ) -> None:
+        """Queue a run for its edges, and for the backup if it must be replicated."""
+        # Born on the origin's clock, brought to ours: never later than the message really was born.
+        known = born_ns and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
+        born_here_ns = born_ns - header.clock_shift_ns if known else now_ns
+        deadline = 0
+        if self._mode.by_deadline:
+            deadline = max(born_here_ns + route.deadline_ns, route.unknown_until_ns)
+            if not known:
+                route.unknown_until_ns = deadline
+        copy: Copy | None = None
+        if route.backup is not None:
+            copy = Copy(header, run, len(route.peers), route.backup, born_here_ns + route.replicate_ns)
+            self._undispatched[copy] = None
+            self._replicate(copy, touched, now_ns)
+        for peer in route.peers:
+            sent = run
+            if peer.outbox.is_overloaded(now_ns):
+                sifted = peer.shedder.sift(run, route.may_shed)
+                if sifted is not run:
+                    reason = (
+                        DropReason.SHED_BEST_EFFORT if route.may_shed is None else DropReason.SHED_TOLERATED
+                    )
+                    self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
+                if sifted is None:
+                    if copy is not None:
+                        self.acknowledged((copy,))
+                    continue
+                sent = sifted
+            dropped = peer.outbox.append(
+                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns, copy
+            )
+            if dropped:
+                self._dropped[DropReason.OUTBOX_FULL] += dropped
+                self.acknowledged(peer.outbox.take_lost_tickets())
+            touched.add(peer)
+            self._dispatched += sent.messages
+
+    def _replicate(self, copy: Copy, touched: set[Peer], now_ns: int) -> None:
+        """Put a copy into the outbox of its backup; if it is at another one, that one may prune it then."""
+        backup = self._backups.get(copy.backup)
+        if backup is None or copy.at == copy.backup:
+            return  # when it is up, what is not dispatched by then is replicated
+        self._let_go_of_replica(copy)
+        copy.at = copy.backup
+        header = copy.header
+        deadline = copy.replicate_by_ns if self._mode.by_deadline else 0
+        dropped = backup.outbox.append(
+            deadline, header.urgency, header.origin, header.clock_shift_ns, copy.run, now_ns, copy
+        )
+        if dropped:
+            for lost in backup.outbox.take_lost_tickets():
+                assert isinstance(lost, Copy)
+                lost.at = None
+        touched.add(backup)
+
+    def _change_backup(self, topic_id: int, backup: str, touched: set[Peer], now_ns: int) -> None:
+        """Bring a topic's new backup up to date: copies of what is not dispatched go there."""
+        for copy in self._undispatched:
+            # A run may hold other topics too: it goes where all of them are backed up.
+            topics = _topics_of(copy.run)
+            if topic_id in topics and all(
+                (topic := self._topics.get(each)) is not None and topic.backup == backup for each in topics
+            ):
+                copy.backup = backup
+                self._replicate(copy, touched, now_ns)
+
+    def _replica_sent(self, router: str, number: int, tickets: Iterable[Ticket]) -> None:
+        copies = [ticket for ticket in tickets if isinstance(ticket, Copy)]
+        # What has been dispatched, or has gone to another backup meanwhile, need not be kept.
+        waiting = [copy for copy in copies if copy.pending and copy.at == router]
+        frame = ReplicaFrame(router, number, len(waiting))
+        for copy in waiting:
+            self._let_go_of_replica(copy)
+            copy.replica = frame
+        self._replicated += sum(copy.run.messages for copy in copies)
+        if not waiting and self._mode.coordinates:
+            self._to_prune.setdefault(router, []).append(number)
+
+    def _copy_dispatched(self, copy: Copy) -> None:
+        del self._undispatched[copy]
+        if not self._mode.coordinates:
+            return
+        if copy.replica is None:
+            copy.cancelled = True
+            self._cancelled += copy.run.messages
+            return
+        self._pruned += copy.run.messages
+        self._let_go_of_replica(copy)
+
+    def _let_go_of_replica(self, copy: Copy) -> None:
+        """The backup that has the copy need not keep it."""
+        frame, copy.replica = copy.replica, None
+        if frame is None:
+            return
+        frame.outstanding -= 1
+        if frame.outstanding == 0 and self._mode.coordinates and frame.backup in self._backups:
+            self._to_prune.setdefault(frame.backup, []).append(frame.number)
+
+    def _backup_needed(self, qos: TopicQos, backup: str | None) -> str | None:
+        if backup is None:
+            return None
+        if self._mode.selective and not needs_replication(
+            self._mode.retained(qos, self._delays), self._delays
+        ):
+            return None
+        return backup
+
+    def _new_buffer(self) -> BackupBuffer:
+        return BackupBuffer(max(1, len(self._topics)) * BACKUP_MESSAGES_PER_TOPIC)
+
+    def _resize_buffers(self) -> None:
+        for buffer in self._kept.values():
+            buffer.capacity_messages = max(1, len(self._topics)) * BACKUP_MESSAGES_PER_TOPIC
+
+    # Routes
+
+    def _route(self, source: Peer, topic_id: int) -> Route | None:
+        """The route of a topic's messages from this peer; None while nobody is known to want them."""
+        topic = self._topics.get(topic_id)
+        edges = self._destinations(source.lan, topic) if topic is not None else ()
+        if topic is None or not edges:
+            return None
+        qos = topic.qos
+        relative_ns = deadline_ns(qos)
+        replicate_ns = min(replicate_within_ns(qos, self._delays), UNBOUNDED) if topic.backup else 0
+        key = (edges, relative_ns, qos.loss_tolerance, topic.backup, replicate_ns)
+        route = self._routes.get(key)
+        if route is None:
+            peers = tuple(self.peer(edge, topic.subscribers[edge]) for edge in edges)
+            route = Route(peers, relative_ns, qos.loss_tolerance, topic.backup, replicate_ns)
+            self._routes[key] = route
+        source.routes[topic_id] = route
+        return route
+
+    @staticmethod
+    def _destinations(source_lan: str, topic: Topic) -> tuple[str, ...]:
+        # The source delivers inside its own LAN itself.
+        return tuple(sorted(edge for edge, lan in topic.subscribers.items() if lan != source_lan))
+
+    def _forget_routes(self) -> None:
+        self._routes.clear()
+        for peer in self._peers.values():
+            peer.routes.clear()
+
+    def _forget_routes_of(self, topic_id: int) -> None:
+        for peer in self._peers.values():
+            peer.routes.pop(topic_id, None)
+
+    def _release(self, item: Unrouted, topic_id: int, touched: set[Peer], now_ns: int) -> bool:
+        """Queue what had waited for a route; False if there is still none."""
+        route = self._route(item.source, topic_id)
+        if route is None:
+            return False
+        self._unrouted_bytes -= len(item.run.data)
+        _, born_ns, _ = _TOPIC_BORN_LENGTH.unpack_from(item.run.data)
+        shift_ns = add_shifts(item.header.clock_shift_ns, item.clock_shift_ns)
+        onward = item.header._replace(clock_shift_ns=shift_ns)
+        self._schedule(route, onward, born_ns, item.run, touched, now_ns)
+        return True
+
+    def _hold(self, item: Unrouted, topic_id: int) -> None:
+        if self._unrouted_bytes + len(item.run.data) > UNROUTED_MAX_BYTES:
+            self._dropped[DropReason.UNROUTED] += item.run.messages
+            return
+        self._unrouted_bytes += len(item.run.data)
+        self._unrouted.setdefault(topic_id, []).append(item)
+
+
+def _topics_of(run: Run) -> set[int]:
+    topics: set[int] = set()
+    offset = 0
+    while offset < len(run.data):
+        topic_id, _, length = _TOPIC_BORN_LENGTH.unpack_from(run.data, offset)
+        topics.add(topic_id)
+        offset += MESSAGE_HEADER_BYTES + length
+    return topics

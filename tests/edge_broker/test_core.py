@@ -1,0 +1,718 @@
+"""The edge broker's rules: who in the LAN gets a message, and whether, where and how it leaves."""
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_broker.model import DropReason
+from overlay.batch import decode_batch_header, decode_messages
+from overlay.errors import CloseReason, ProtocolError
+from overlay.limits import FRAME_MAX_BYTES, MILLISECOND_NS, OUTBOX_MAX_BYTES, SECOND_NS
+from overlay.messages import UNKNOWN_CLOCK_SHIFT, Message
+from overlay.outbox import Outbox
+from overlay.qos import BEST_EFFORT, TopicQos
+from overlay.urgency import urgency
+from tests.edge_broker.lan import (
+    HERE,
+    NEIGHBOUR,
+    NOW,
+    ORIGIN,
+    PUB,
+    RELIABLE,
+    REMOTE,
+    RETENTION,
+    SUB,
+    Lan,
+    a_message,
+    sequences_in,
+)
+from tests.wires import bodies_of, body_of, drain
+
+PLENTY = 2**40
+MS = MILLISECOND_NS
+
+
+@pytest.fixture
+def lan() -> Lan:
+    return Lan()
+
+
+# Local delivery, and what stays in the LAN
+
+
+def test_a_local_only_topic_never_leaves_the_lan(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.outboxes["e2"] = Outbox()
+    lan.core.set_lan_edges({"e2": lan.outboxes["e2"]})
+    lan.interest(HERE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    assert lan.publish(3) == {"client:s"}
+    assert sequences_in(subscriber.outbox) == [1, 2, 3]
+    assert all(outbox.is_idle for outbox in lan.outboxes.values())
+    assert lan.topic.target is None
+    lan.router_down("r1")
+    lan.router_up("r1")
+    assert all(outbox.is_idle for outbox in lan.outboxes.values())
+
+
+def test_local_subscribers_get_messages_at_once_even_if_nobody_told_of_interest(lan: Lan) -> None:
+    first, second = lan.subscribe("s1", 201), lan.subscribe("s2", 202)
+    lan.publish(2)
+    assert sequences_in(first.outbox) == sequences_in(second.outbox) == [1, 2]
+
+
+def test_a_client_with_two_endpoints_gets_each_message_once(lan: Lan) -> None:
+    client = lan.subscribe()
+    lan.core.add_endpoint(client, SUB, 201, lan.topic)
+    lan.publish()
+    assert sequences_in(client.outbox) == [1]
+    assert lan.core.remove_endpoint(client, 201, 0) == (lan.topic, SUB)
+    lan.publish()
+    assert sequences_in(client.outbox) == [2]
+    assert lan.core.remove_endpoint(client, 200, 0) == (lan.topic, SUB)
+    assert lan.core.remove_endpoint(client, 200, 0) is None
+    lan.publish()
+    assert sequences_in(client.outbox) == []
+
+
+def test_a_client_that_publishes_and_subscribes_hears_itself(lan: Lan) -> None:
+    lan.core.add_endpoint(lan.publisher, SUB, 200, lan.topic)
+    lan.publish()
+    assert sequences_in(lan.publisher.outbox) == [1]
+
+
+def test_messages_leave_as_this_edges_own_stamped_with_its_clock(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.clock_shift_ns = 40 * MS  # the client's clock is ahead, or its messages took long: both look alike
+    lan.publish(2)
+    (body,) = bodies_of(lan.outboxes["r1"].take_frames(PLENTY, NOW))
+    assert decode_batch_header(body) == (urgency(RELIABLE), ORIGIN, 0, 2)
+    assert list(decode_messages(body)) == [a_message(each, born_ns=NOW - 40 * MS) for each in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("before_ns", "link_ns", "born_ns", "stamp_ns"),
+    [
+        (0, UNKNOWN_CLOCK_SHIFT, NOW, 0),
+        (UNKNOWN_CLOCK_SHIFT, 0, NOW, 0),
+        (0, 0, 0, 0),
+        (3 * MS, 4 * MS, NOW, NOW - 7 * MS),
+        (0, -NOW, 5 * MS, NOW),
+        (0, 10, 5, 1),
+    ],
+    ids=["unknown link", "unknown before", "not stamped", "two hops", "from the future", "before our time"],
+)
+def test_the_ingress_brings_stamps_to_its_clock_as_far_as_they_can_be_proven(
+    lan: Lan, before_ns: int, link_ns: int, born_ns: int, stamp_ns: int
+) -> None:
+    """A stamp says that the message was not born before it; 0 says that nothing is known."""
+    subscriber = lan.subscribe()
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    body = body_of([a_message(1, born_ns=born_ns)], clock_shift_ns=before_ns)
+    lan.core.admit_from_client(lan.publisher, body, link_ns, NOW)
+    for outbox in (subscriber.outbox, lan.outboxes["r1"]):
+        (body,) = bodies_of(outbox.take_frames(PLENTY, NOW))
+        assert decode_batch_header(body)[2] == 0
+        assert list(decode_messages(body)) == [a_message(1, born_ns=stamp_ns)]
+    lan.router_up("r2")
+    lan.router_down("r1")
+    assert drain(lan.outboxes["r2"]) == [a_message(1, born_ns=stamp_ns)], "what is kept is stamped too"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-50 * MS, 50 * MS) | st.just(UNKNOWN_CLOCK_SHIFT), st.integers(0, 3 * MS)),
+        max_size=20,
+    )
+)
+def test_what_is_learnt_of_a_clients_clock_changes_neither_order_nor_bound(
+    learnt: list[tuple[int, int]],
+) -> None:
+    """The stamps of a publisher never step back, and never get later than what was proven."""
+    lan = Lan()
+    subscriber = lan.subscribe()
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    proven_ns = 0
+    expected: list[Message] = []
+    for lan.clock_shift_ns, pause_ns in [(0, 0), *learnt]:
+        lan.now_ns += pause_ns
+        if lan.clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
+            proven_ns = max(proven_ns, min(lan.now_ns - lan.clock_shift_ns, lan.now_ns))
+        lan.sequence += 1
+        born = a_message(lan.sequence, born_ns=lan.now_ns)
+        lan.core.admit_from_client(lan.publisher, body_of([born]), lan.clock_shift_ns, lan.now_ns)
+        expected.append(a_message(lan.sequence, born_ns=proven_ns))
+    assert drain(lan.outboxes["r1"]) == drain(subscriber.outbox) == expected
+
+
+def test_the_clock_shift_of_the_link_is_added_on_delivery(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    for before_ns, link_ns, after_ns in [
+        (-5, 30, 25),
+        (UNKNOWN_CLOCK_SHIFT, 30, UNKNOWN_CLOCK_SHIFT),
+        (-5, UNKNOWN_CLOCK_SHIFT, UNKNOWN_CLOCK_SHIFT),
+    ]:
+        lan.sequence += 1
+        message = a_message(lan.sequence, publisher=300)
+        lan.core.admit_from_broker(body_of([message], clock_shift_ns=before_ns), link_ns, NOW)
+        (body,) = bodies_of(subscriber.outbox.take_frames(PLENTY, NOW))
+        assert body == body_of([message], clock_shift_ns=after_ns)
+
+
+def test_an_urgent_topic_overtakes_what_waits_and_an_older_message_a_younger_one(lan: Lan) -> None:
+    alarm = lan.core.ensure_topic(2, "alarm", TopicQos(deadline_ms=50))
+    lan.core.add_endpoint(lan.publisher, PUB, 101, alarm)
+    subscriber = lan.subscribe()
+    lan.core.add_endpoint(subscriber, SUB, 201, alarm)
+    lan.interest(REMOTE)
+    lan.interest(REMOTE, topic=alarm)
+    lan.router_up("r1")
+    lan.publish(2)
+    for message in (
+        a_message(1, publisher=101, topic_id=2),
+        a_message(2, publisher=101, topic_id=2),
+        a_message(3),
+    ):
+        lan.core.admit_from_client(lan.publisher, body_of([message]), 0, NOW)
+    expected = [(101, 1), (101, 2), (100, 1), (100, 2), (100, 3)]
+    for outbox in (subscriber.outbox, lan.outboxes["r1"]):
+        assert [(m.publisher, m.sequence) for m in drain(outbox)] == expected
+    young = a_message(1, publisher=300, born_ns=NOW)
+    old = a_message(1, publisher=301, born_ns=NOW - 20 * MS)
+    lan.core.admit_from_broker(body_of([young, old]), 0, NOW)
+    assert drain(subscriber.outbox) == [old, young]
+
+
+def test_messages_from_brokers_are_delivered_with_their_header_and_bytes_unchanged(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    body = body_of([a_message(1, publisher=300), a_message(2, publisher=300)], urgency=2, origin=9)
+    lan.core.admit_from_broker(body, 0, NOW)
+    assert bodies_of(subscriber.outbox.take_frames(PLENTY, NOW)) == [body]
+
+
+def test_messages_of_topics_with_the_same_subscribers_stay_together_and_others_apart(lan: Lan) -> None:
+    both = lan.subscribe()
+    other_topic = lan.core.ensure_topic(2, "u", RELIABLE)
+    lan.core.add_endpoint(both, SUB, 210, other_topic)
+    only_first = lan.subscribe("s2", 211)
+    messages = [
+        a_message(1, publisher=300),
+        a_message(1, publisher=301, topic_id=2),
+        a_message(2, publisher=300),
+        a_message(2, publisher=300),
+        a_message(3, publisher=300),
+    ]
+    _, touched = lan.core.admit_from_broker(body_of(messages), 0, NOW)
+    assert touched == {both, only_first}
+    assert drain(both.outbox) == [*messages[:3], messages[4]]
+    assert drain(only_first.outbox) == [messages[0], messages[2], messages[4]]
+
+
+# Target choice
+
+
+def test_the_primary_is_the_target_if_it_is_up_else_the_backup_else_none(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    assert lan.topic.target is None
+    lan.router_up("r2")
+    assert lan.core.statistics().topics[0].target == "r2"
+    lan.router_up("r1")
+    assert lan.core.statistics().topics[0].target == "r1"
+    lan.router_down("r1")
+    assert lan.core.statistics().topics[0].target == "r2"
+    lan.router_down("r2")
+    assert lan.core.statistics().topics[0].target == ""
+    assert lan.core.statistics().target_changes == 3
+
+
+def test_a_router_that_is_neither_primary_nor_backup_is_no_target(lan: Lan) -> None:
+    lan.interest(REMOTE, backup=None)
+    lan.router_up("r2")
+    lan.router_up("r3")
+    lan.publish()
+    assert lan.topic.target is None
+    assert lan.sent_to("r2") == lan.sent_to("r3") == []
+    assert lan.interest(REMOTE, primary=None, backup="r3") == {"router:r3"}
+    assert lan.sent_to("r3") == [1]
+
+
+def test_only_the_target_gets_messages(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    assert lan.publish(2) == {"router:r1"}
+    assert lan.sent_to("r1") == [1, 2]
+    assert lan.sent_to("r2") == []
+
+
+def test_a_router_that_was_never_up_going_down_changes_nothing(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    assert lan.router_down("r7") == set()
+
+
+def test_news_that_change_nothing_send_nothing_again(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.publish(2)
+    assert lan.sent_to("r1") == [1, 2]
+    assert lan.interest(REMOTE, ("shop", "e8")) == set()
+    assert lan.router_up("r2") == set()
+    assert lan.router_down("r2") == set()
+    assert lan.sent_to("r1") == []
+
+
+# Sending again
+
+
+def test_a_new_target_gets_everything_retained_in_order_before_newer_messages(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    lan.publish(6)
+    assert lan.sent_to("r1") == [1, 2, 3, 4, 5, 6]
+    assert lan.router_down("r1") == {"router:r2"}
+    lan.publish(1)
+    assert lan.sent_to("r2") == [3, 4, 5, 6, 7]
+    assert lan.core.statistics().messages_resent == RETENTION
+
+
+def test_what_the_lost_router_never_acknowledged_is_sent_again_beyond_retention(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    lan.publish(10)
+    lan.outboxes["r1"].take_frames(1, NOW)  # sent, and lost with the connection
+    lan.publish(3)
+    lan.router_down("r1")
+    assert lan.outboxes["r1"].is_idle
+    assert lan.sent_to("r2") == list(range(1, 14))
+
+
+def test_a_router_whose_link_blinked_gets_everything_retained_again(lan: Lan) -> None:
+    lan.interest(REMOTE, backup=None)
+    lan.router_up("r1")
+    lan.publish(2)
+    lan.sent_to("r1")
+    lan.router_down("r1")
+    lan.publish(1)
+    assert lan.router_up("r1") == {"router:r1"}
+    assert lan.sent_to("r1") == [1, 2, 3]
+
+
+def test_a_reassigned_topic_is_sent_again_to_its_new_primary(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r3")
+    lan.publish(2)
+    assert lan.interest(REMOTE, primary="r3", backup="r1") == {"router:r3"}
+    lan.publish(1)
+    assert lan.sent_to("r3") == [1, 2, 3]
+    assert lan.sent_to("r1") == [1, 2]
+
+
+def test_what_is_sent_again_fits_frames_however_large_the_messages(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    for _ in range(RETENTION):
+        lan.publish(1, size=500_000)
+    lan.sent_to("r1")
+    lan.router_down("r1")
+    outbox = lan.outboxes["r2"]
+    frames: list[bytes] = []
+    while outbox.has_waiting:
+        frames += outbox.take_frames(PLENTY, NOW)
+        outbox.acknowledge(len(frames))
+    assert all(len(frame) <= FRAME_MAX_BYTES for frame in frames)
+    assert len(bodies_of(frames)) == RETENTION
+
+
+def test_every_publisher_of_a_topic_is_sent_again(lan: Lan) -> None:
+    other = lan.core.client("client:q", Outbox())
+    lan.core.add_endpoint(other, PUB, 101, lan.topic)
+    lan.interest(REMOTE)
+    lan.publish(2)
+    lan.core.admit_from_client(other, body_of([a_message(1, publisher=101)]), 0, NOW)
+    lan.router_up("r1")
+    assert [(m.publisher, m.sequence) for m in drain(lan.outboxes["r1"])] == [(100, 1), (100, 2), (101, 1)]
+
+
+def test_a_publisher_that_left_is_still_sent_again_for_a_while(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    lan.publish(2)
+    lan.sent_to("r1")
+    assert lan.core.remove_endpoint(lan.publisher, 100, 0) == (lan.topic, PUB)
+    lan.core.remove_client(lan.publisher)
+    assert lan.core.expire(10 * SECOND_NS) == []
+    lan.core.validate()
+    lan.router_down("r1")
+    assert lan.sent_to("r2") == [1, 2]
+    assert lan.core.statistics().topics[0].publishers == 0
+    assert lan.core.expire(10 * SECOND_NS + 1) == [lan.topic]
+    assert not lan.core.topics
+    lan.core.validate()
+
+
+def test_unsent_messages_of_a_publisher_that_left_wait_longer_and_are_counted_when_given_up(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.publish(3)
+    lan.core.remove_endpoint(lan.publisher, 100, 0)
+    assert lan.core.expire(60 * SECOND_NS) == []
+    assert lan.dropped == {}
+    assert lan.core.expire(60 * SECOND_NS + 1) == [lan.topic]
+    assert lan.dropped == {DropReason.NO_ROUTER: 3}
+
+
+# No routing broker
+
+
+def test_unsent_messages_are_kept_beyond_retention_and_sent_when_a_router_comes_up(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.publish(3 * RETENTION)
+    assert lan.dropped == {}
+    assert lan.router_up("r2") == {"router:r2"}
+    lan.publish(1)
+    assert lan.sent_to("r2") == list(range(1, 3 * RETENTION + 2))
+
+
+def test_best_effort_messages_are_dropped_and_counted_while_no_router_is_up() -> None:
+    lan = Lan(BEST_EFFORT)
+    lan.interest(REMOTE)
+    lan.publish(2)
+    assert lan.dropped == {DropReason.NO_ROUTER: 2}
+    assert lan.router_up("r1") == set()
+    lan.publish(1)
+    assert lan.sent_to("r1") == [3]
+
+
+@pytest.fixture
+def _small_limits() -> Iterator[None]:
+    with patch("overlay.retention.UNSENT_MAX_MESSAGES", 6):
+        yield
+
+
+@pytest.mark.usefixtures("_small_limits")
+def test_beyond_the_limit_of_unsent_messages_the_oldest_are_lost_and_counted(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.publish(8)
+    assert lan.dropped == {DropReason.NO_ROUTER: 2}
+    lan.router_up("r1")
+    assert lan.sent_to("r1") == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.usefixtures("_small_limits")
+def test_what_is_too_much_to_take_back_from_a_lost_router_is_counted(lan: Lan) -> None:
+    lan.interest(REMOTE, backup=None)
+    lan.router_up("r1")
+    lan.publish(9)
+    lan.router_down("r1")
+    assert lan.dropped == {DropReason.NO_ROUTER: 3}
+    lan.router_up("r1")
+    assert lan.sent_to("r1") == [4, 5, 6, 7, 8, 9]
+
+
+def test_when_the_last_remote_subscriber_leaves_nothing_is_kept(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.publish(3)
+    lan.interest(HERE)
+    lan.publish(2)
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.publish(1)
+    assert lan.sent_to("r1") == [6]
+
+
+# Duplicates and late messages
+
+
+def test_duplicates_from_brokers_are_dropped_and_counted(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.arrive(1, 2)
+    assert lan.arrive(1, 2) == set()
+    lan.arrive(2, 3)
+    assert sequences_in(subscriber.outbox) == [1, 2, 3]
+    assert lan.dropped == {DropReason.DUPLICATE: 3}
+
+
+def test_a_message_behind_its_successor_is_counted_as_late_and_not_delivered(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.arrive(1, 3, 2, 2)
+    assert sequences_in(subscriber.outbox) == [1, 3]
+    assert lan.dropped == {DropReason.LATE: 1, DropReason.DUPLICATE: 1}
+    (statistics,) = lan.core.statistics().topics
+    assert (statistics.delivered, statistics.lost, statistics.longest_loss_run) == (2, 1, 1)
+
+
+def test_publishers_are_told_apart(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.arrive(1, 2, publisher=300)
+    lan.arrive(1, publisher=301)
+    assert sequences_in(subscriber.outbox) == [1, 2, 1]
+
+
+def test_messages_nobody_here_wants_are_dropped_and_counted(lan: Lan) -> None:
+    lan.arrive(1)
+    lan.arrive(1, topic_id=77)
+    assert lan.dropped == {DropReason.NO_SUBSCRIBER: 2}
+
+
+def test_what_passed_while_nobody_subscribed_is_no_loss(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.arrive(1)
+    lan.core.remove_endpoint(subscriber, 200, 0)
+    lan.arrive(2, 3)
+    lan.core.add_endpoint(subscriber, SUB, 200, lan.topic)
+    lan.arrive(4)
+    assert sequences_in(subscriber.outbox) == [1, 4]
+    assert lan.core.statistics().topics[0].lost == 0
+
+
+def test_messages_of_a_remote_publisher_that_left_are_still_known_when_they_come_again(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.interest(HERE, publishers=[100, 300])
+    lan.arrive(1, 2)
+    lan.interest(HERE, publishers=[100])
+    for second in range(60):
+        lan.core.expire(second * SECOND_NS)
+    lan.arrive(1, 2)
+    assert sequences_in(subscriber.outbox) == [1, 2]
+    assert lan.dropped == {DropReason.DUPLICATE: 2}
+    lan.core.expire(121 * SECOND_NS)
+    assert lan.topic.histories == {}
+
+
+def test_a_publisher_known_again_is_not_forgotten(lan: Lan) -> None:
+    lan.subscribe()
+    lan.interest(HERE, publishers=[])
+    lan.arrive(1)
+    lan.core.expire(0)
+    lan.interest(HERE, publishers=[300])
+    lan.core.expire(100 * SECOND_NS)
+    lan.interest(HERE, publishers=[])
+    lan.core.expire(130 * SECOND_NS)
+    lan.core.expire(200 * SECOND_NS)
+    assert 300 in lan.topic.histories
+
+
+# Clients
+
+
+def test_a_frame_of_an_undeclared_publisher_is_refused_without_effects(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    before = lan.core.statistics()
+    for stranger in (a_message(1, publisher=999), a_message(1, topic_id=2)):
+        with pytest.raises(ProtocolError, match="has not declared topic") as caught:
+            lan.core.admit_from_client(lan.publisher, body_of([a_message(1), stranger]), 0, NOW)
+        assert caught.value.reason is CloseReason.UNKNOWN_PUBLISHER
+        lan.core.validate()
+    assert lan.core.statistics() == before
+    assert subscriber.outbox.is_idle
+    assert lan.outboxes["r1"].is_idle
+    lan.publish(1)
+    assert sequences_in(subscriber.outbox) == lan.sent_to("r1") == [1]
+
+
+def test_a_publisher_cannot_use_another_clients_endpoint(lan: Lan) -> None:
+    other = lan.core.client("client:x", Outbox())
+    with pytest.raises(ProtocolError):
+        lan.core.admit_from_client(other, body_of([a_message(1)]), 0, NOW)
+
+
+@given(st.data())
+def test_a_frame_cut_short_anywhere_has_no_effect(data: st.DataObject) -> None:
+    lan = Lan()
+    subscriber = lan.subscribe()
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    before = lan.core.statistics()
+    body = body_of([a_message(1), a_message(2), a_message(3)])
+    cut = body[: data.draw(st.integers(0, len(body) - 1))]
+    for admit in (
+        lambda: lan.core.admit_from_client(lan.publisher, cut, 0, NOW),
+        lambda: lan.core.admit_from_broker(cut, 0, NOW),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            admit()
+        assert caught.value.reason is CloseReason.BAD_FRAME
+    lan.core.validate()
+    assert lan.core.statistics() == before
+    assert subscriber.outbox.is_idle
+    assert lan.outboxes["r1"].is_idle
+
+
+@given(st.binary(max_size=150))
+def test_arbitrary_bytes_from_a_client_or_broker_raise_only_protocol_errors(body: bytes) -> None:
+    lan = Lan()
+    lan.subscribe()
+    for admit in (
+        lambda: lan.core.admit_from_client(lan.publisher, body, 0, NOW),
+        lambda: lan.core.admit_from_broker(body, 0, NOW),
+    ):
+        try:
+            count, _ = admit()
+        except ProtocolError:
+            continue
+        assert count == decode_batch_header(body).messages
+    lan.core.validate()
+
+
+def test_what_a_reconnecting_client_sends_again_is_taken_once(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.publish_sequences([1, 2, 3])
+    lan.core.add_endpoint(lan.publisher, PUB, 100, lan.topic)  # it declares again
+    lan.publish_sequences([2, 3, 4])
+    assert sequences_in(subscriber.outbox) == lan.sent_to("r1") == [1, 2, 3, 4]
+    assert lan.dropped == {DropReason.DUPLICATE: 2}
+    assert lan.topic.publishers[100].accepted == 4
+
+
+def test_a_client_that_was_given_up_and_comes_back_goes_on_where_it_was(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.publish(2)
+    lan.core.remove_endpoint(lan.publisher, 100, 0)
+    lan.core.remove_client(lan.publisher)
+    lan.publisher = lan.core.client("client:p", Outbox())
+    lan.core.add_endpoint(lan.publisher, PUB, 100, lan.topic)
+    lan.publish_sequences([2, 3])
+    assert sequences_in(subscriber.outbox) == lan.sent_to("r1") == [1, 2, 3]
+    assert lan.core.expire(100 * SECOND_NS) == []
+
+
+def test_a_publisher_declared_by_another_client_moves_there(lan: Lan) -> None:
+    other = lan.core.client("client:p2", Outbox())
+    lan.core.add_endpoint(other, PUB, 100, lan.topic)
+    lan.core.validate()
+    with pytest.raises(ProtocolError):
+        lan.core.admit_from_client(lan.publisher, body_of([a_message(1)]), 0, NOW)
+    assert lan.core.admit_from_client(other, body_of([a_message(1)]), 0, NOW)[0] == 1
+
+
+def test_one_endpoint_id_cannot_stand_for_two_endpoints(lan: Lan) -> None:
+    other = lan.core.ensure_topic(2, "u", RELIABLE)
+    subscriber = lan.subscribe()
+    for client, kind, endpoint, topic in [
+        (lan.publisher, PUB, 100, other),
+        (lan.publisher, SUB, 100, lan.topic),
+        (subscriber, SUB, 200, other),
+        (subscriber, PUB, 200, lan.topic),
+    ]:
+        with pytest.raises(ProtocolError, match="declared for topic t already: give each its own id"):
+            lan.core.add_endpoint(client, kind, endpoint, topic)
+        lan.core.validate()
+    assert not other.publishers
+    assert not other.subscribers
+
+
+def test_a_client_that_leaves_takes_its_endpoints_and_what_waits_along(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.publish()
+    lan.core.remove_endpoint(subscriber, 200, 0)
+    lan.core.remove_client(subscriber)
+    lan.core.validate()
+    assert subscriber.outbox.is_idle
+    assert lan.publish() == set()
+    assert lan.core.statistics().clients == 1
+
+
+def test_a_slow_subscriber_loses_the_oldest_messages_counted_and_hinders_nobody(lan: Lan) -> None:
+    slow, fast = lan.subscribe("slow", 201), lan.subscribe("fast", 202)
+    size = 500_000
+    count = OUTBOX_MAX_BYTES // size + 5
+    got = []
+    for _ in range(count):
+        lan.publish(1, size)
+        got += sequences_in(fast.outbox)
+    assert got == list(range(1, count + 1))
+    late = sequences_in(slow.outbox)
+    assert late == list(range(count - len(late) + 1, count + 1))
+    assert lan.dropped == {DropReason.OUTBOX_FULL: count - len(late)}
+
+
+def test_a_topic_in_use_is_not_forgotten(lan: Lan) -> None:
+    assert lan.core.expire(10**15) == []
+    assert lan.core.ensure_topic(1, "t", RELIABLE) is lan.topic
+
+
+# Other edges of the LAN
+
+
+def test_interested_edges_of_the_lan_get_messages_without_a_router(lan: Lan) -> None:
+    for edge in ("e2", "e3"):
+        lan.outboxes[edge] = Outbox()
+    lan.core.set_lan_edges({edge: lan.outboxes[edge] for edge in ("e2", "e3")})
+    lan.interest(HERE, NEIGHBOUR)
+    lan.router_up("r1")
+    assert lan.publish(2) == {"edge:e2"}
+    assert lan.sent_to("e2") == [1, 2]
+    assert lan.sent_to("e3") == lan.sent_to("r1") == []
+
+
+def test_messages_go_to_lan_edges_and_the_target_both_if_both_are_interested(lan: Lan) -> None:
+    lan.outboxes["e2"] = Outbox()
+    lan.core.set_lan_edges({"e2": lan.outboxes["e2"]})
+    lan.interest(NEIGHBOUR, REMOTE)
+    lan.router_up("r1")
+    assert lan.publish() == {"edge:e2", "router:r1"}
+
+
+def test_messages_from_brokers_are_never_passed_on_to_other_brokers(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.outboxes["e2"] = Outbox()
+    lan.core.set_lan_edges({"e2": lan.outboxes["e2"]})
+    lan.interest(HERE, NEIGHBOUR, REMOTE)
+    lan.router_up("r1")
+    assert lan.arrive(1) == {"client:s"}
+    assert sequences_in(subscriber.outbox) == [1]
+    assert lan.sent_to("e2") == lan.sent_to("r1") == []
+
+
+def test_an_edge_that_joins_the_lan_later_gets_what_comes_then(lan: Lan) -> None:
+    lan.interest(NEIGHBOUR)
+    assert lan.publish() == set()
+    lan.outboxes["e2"] = Outbox()
+    lan.core.set_lan_edges({"e2": lan.outboxes["e2"]})
+    lan.core.set_lan_edges({"e2": lan.outboxes["e2"]})
+    lan.core.validate()
+    lan.publish()
+    assert lan.sent_to("e2") == [2]
+    lan.core.set_lan_edges({})
+    assert lan.publish() == set()
+
+
+def test_a_publisher_that_moved_to_another_edge_of_the_lan_is_not_delivered_twice(lan: Lan) -> None:
+    subscriber = lan.subscribe()
+    lan.arrive(1, 2, publisher=100)  # it published through the neighbour before
+    lan.interest(HERE, REMOTE)
+    lan.router_up("r1")
+    lan.publish_sequences([2, 3])
+    assert sequences_in(subscriber.outbox) == [1, 2, 3]
+    assert lan.sent_to("r1") == [2, 3]
+
+
+def test_statistics_of_a_topic(lan: Lan) -> None:
+    lan.subscribe()
+    lan.interest(HERE, REMOTE)
+    lan.router_up("r2")
+    lan.publish(2)
+    lan.arrive(1)
+    (topic,) = lan.core.statistics().topics
+    assert (topic.topic, topic.messages, topic.delivered) == ("t", 2, 3)
+    assert (topic.publishers, topic.subscribers) == (1, 1)
+    assert (topic.primary, topic.backup, topic.target) == ("r1", "r2", "r2")
+    assert lan.core.statistics().messages_accepted == 2
+    assert list(lan.core.routers_up) == ["r2"]

@@ -1,0 +1,116 @@
+"""Order at the egress when copies race after a change of routing brokers."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_broker.core import EdgeCore
+from overlay.batch import Run, decode_messages, encode_batch, encode_message
+from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.messages import EndpointKind
+from overlay.outbox import Outbox
+from overlay.qos import TopicQos
+
+MS = MILLISECOND_NS
+NOW = 10**12
+
+
+class Egress:
+    """An edge with one subscriber, fed by hand."""
+
+    def __init__(self, deadline_ms=100):
+        self.core = EdgeCore("eb", "b", 9)
+        self.client = self.core.client("client:1", Outbox())
+        self.topic = self.core.ensure_topic(1, "t", TopicQos(deadline_ms=deadline_ms))
+        self.core.add_endpoint(self.client, EndpointKind.SUBSCRIBER, 5, self.topic)
+        self.core.set_interest(
+            self.topic,
+            primary="r1",
+            backup="r2",
+            subscribers={("b", "eb")},
+            publishers=frozenset({77}),
+            now_ns=NOW - 10 * SECOND_NS,
+        )
+
+    def receive(self, *sequences, now_ns=NOW, born_ns=None, publisher=77, router=""):
+        born_ns = NOW - MS if born_ns is None else born_ns
+        runs = [Run(1, encode_message(1, publisher, sequence, born_ns, b"x")) for sequence in sequences]
+        self.core.admit_from_broker(encode_batch(3, 5, 0, runs)[5:], 0, now_ns, router)
+        self.core.validate()
+        return self.delivered(now_ns)
+
+    def delivered(self, now_ns=NOW):
+        frames = self.client.outbox.take_frames(10**9, now_ns)
+        self.client.outbox.acknowledge(self.client.outbox._sent)
+        return [message.sequence for data in frames for message in decode_messages(data[5:])]
+
+
+def test_after_a_disturbance_a_message_waits_for_its_predecessor():
+    egress = Egress()
+    assert egress.receive(1) == [1]
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    assert egress.receive(3, 4) == []
+    assert egress.core.has_held
+    assert egress.receive(4) == [], "a duplicate of a held one"
+    assert egress.receive(2) == [2, 3, 4]
+    assert not egress.core.has_held
+    assert egress.core.statistics().topics[0].lost == 0
+
+
+def test_it_waits_no_longer_than_its_deadline_allows():
+    egress = Egress(deadline_ms=100)
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    assert egress.receive(3, born_ns=NOW - 20 * MS) == []
+    assert egress.core.release_held(NOW + 70 * MS) == set()
+    assert egress.core.release_held(NOW + 76 * MS)
+    assert egress.delivered() == [3]
+    assert egress.receive(2, now_ns=NOW + 80 * MS) == [], "its predecessor is late now"
+    statistics = egress.core.statistics()
+    assert statistics.dropped["late"] == 1
+    assert statistics.topics[0].lost == 1
+
+
+def test_a_message_that_is_due_does_not_wait():
+    egress = Egress(deadline_ms=50)
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    assert egress.receive(3, born_ns=NOW - 60 * MS) == [3]
+
+
+def test_what_comes_from_another_router_than_the_primary_waits_for_its_predecessor():
+    """The link between primary and backup broke: the backup dispatches what the primary still sends too."""
+    egress = Egress()
+    egress.receive(1, router="r1")
+    assert egress.receive(4, 5, router="r2") == []
+    assert egress.receive(2, 3, router="r1") == [2, 3, 4, 5]
+    assert not egress.core.has_held
+
+
+def test_without_a_disturbance_a_gap_is_a_loss_and_nothing_waits():
+    egress = Egress()
+    egress.receive(1)
+    assert egress.receive(5) == [5]
+    assert not egress.core.has_held
+
+
+@given(
+    st.permutations(range(2, 12)),
+    st.lists(st.integers(2, 11), max_size=10),
+    st.integers(0, 9),
+)
+def test_any_order_of_arrival_is_put_right(order, repeats, split):
+    """Two ways deliver all messages, some twice, in any order: each is delivered once, in order."""
+    egress = Egress()
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    arrivals = list(order)
+    arrivals[split:split] = repeats
+    seen = []
+    for sequence in arrivals:
+        seen += egress.receive(sequence)
+    assert seen == list(range(2, 12))
+    assert not egress.core.has_held
