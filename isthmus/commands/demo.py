@@ -1,0 +1,165 @@
+"""`isthmus demo`: a testbed under load loses its leader and a primary, and every promise is checked."""
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.errors import CoordinationError
+from isthmus.commands.up import open_console
+from topology.demo import DemoResult, Observer, run_demo
+from topology.errors import TopologyError
+from topology.model import Topology, load_topology
+
+_SECONDS = 15.0
+
+
+class _Narrator(Observer):
+    """Tells the story line by line; on a terminal the last line says what is going on."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started_s = time.monotonic()
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("[dim]{task.description}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def spinner(self) -> Progress:
+        """Shows, on a terminal, what is going on; a context manager."""
+        return self._bar
+
+    def say(self, text: str) -> None:
+        style = "bold red" if text.startswith("killed") else ""
+        line = Text(f"{time.monotonic() - self._started_s:5.1f} s  ", style="dim").append(
+            text, style=style or "none"
+        )
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
+
+    def progress(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
+
+
+@click.command()
+@click.argument("topology", default="two-lans")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(3, 600),
+    default=_SECONDS,
+    show_default=True,
+    help="How long messages flow, at least; longer if recovery takes longer.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write the result as JSON.",
+)
+@click.option("--keep", is_flag=True, help="Keep logs and records of the run.")
+def demo(topology: str, seconds: float, json_file: Path | None, keep: bool) -> None:
+    """Watch TOPOLOGY survive the death of its leader and of a primary.
+
+    TOPOLOGY is a YAML file or the name of one that comes with Isthmus: two-lans.
+
+    Starts ZooKeeper, brokers, publishers and subscribers as processes on this machine, kills the leader
+    and the primary of the busiest topic while messages flow, and compares what arrived with what was
+    sent. Exit status 0 only if every promise held.
+    """
+    console = open_console()
+    # Whatever ends this process, nobody must take an old result for the one of this run.
+    _write(json_file, {"ok": False, "error": "the demonstration did not come to its end", "topics": []})
+    try:
+        described = load_topology(topology)
+        _introduce(console, described)
+        result = asyncio.run(_play(console, described, seconds, keep))
+    except (TopologyError, CoordinationError) as error:
+        _write(json_file, {"ok": False, "error": str(error), "topics": []})
+        raise click.ClickException(str(error)) from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _write(json_file, {"ok": False, "error": "interrupted", "topics": []})
+        raise click.Abort from None
+    console.print(_report(result))
+    _write(json_file, result.to_record())
+    if not result.ok:
+        raise SystemExit(1)
+
+
+async def _play(console: Console, topology: Topology, seconds: float, keep: bool) -> DemoResult:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    narrator = _Narrator(console)
+    with narrator.spinner():
+        return await run_demo(topology, seconds=seconds, observer=narrator, keep=keep)
+
+
+def _introduce(console: Console, topology: Topology) -> None:
+    lans = ", ".join(f"{lan.name} ({len(lan.edges)} edges, {lan.wan.delay_ms:g} ms)" for lan in topology.lans)
+    console.print(Text(f"{topology.name}: ", style="bold").append(topology.description or lans, style="none"))
+
+
+def _report(result: DemoResult) -> RenderableType:
+    summary = Text(
+        f"Leader change {result.leader_change_ms:.0f} ms, failover gap {result.failover_gap_ms:.0f} ms: "
+    ).append(
+        "every promise held." if result.ok else "a promise was broken.",
+        style="bold green" if result.ok else "bold red",
+    )
+    explanation = Text(
+        "Times in ms. run: most messages lost in a row; limit: how many the topic bears; twice: duplicates; "
+        "gap: longest silence after its primary was killed, beyond the period.",
+        style="dim",
+    )
+    return Group(Text(), _topics_table(result), explanation, Text(), _promises(result), Text(), summary)
+
+
+def _topics_table(result: DemoResult) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold underline")
+    table.add_column("topic", no_wrap=True, overflow="ellipsis")
+    for name in ("sent", "delivered", "lost", "run", "limit", "twice", "p50", "p99", "max", "gap"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for topic in result.topics:
+        alarming = "none" if topic.within_tolerance else "bold red"
+        table.add_row(
+            topic.topic,
+            f"{topic.sent}",
+            f"{topic.delivered}",
+            Text(f"{topic.lost}", style=alarming),
+            Text(f"{topic.longest_loss_run}", style=alarming),
+            "any" if topic.loss_tolerance is None else f"{topic.loss_tolerance}",
+            Text(f"{topic.duplicates}", style="bold red" if topic.duplicates else "none"),
+            f"{topic.p50_ms:.1f}",
+            f"{topic.p99_ms:.1f}",
+            f"{topic.max_ms:.1f}",
+            "" if topic.failover_gap_ms is None else f"{topic.failover_gap_ms:.0f}",
+        )
+    return table
+
+
+def _promises(result: DemoResult) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for promise in result.promises:
+        mark = Text("kept", style="green") if promise.held else Text("BROKEN", style="bold red")
+        grid.add_row(mark, Text(promise.name, style="bold"), promise.detail)
+    return grid
+
+
+def _write(file: Path | None, record: dict[str, Any]) -> None:
+    if file is not None:
+        try:
+            file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,33 @@
+"""`isthmus edge`: an edge broker as this process."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_broker import EdgeBroker
+from isthmus.commands.brokers import broker_options, configure, say_started
+from isthmus.errors import explain_errors, run_async
+from runtime.config import EdgeConfig
+from runtime.process import serve
+
+
+@click.command()
+@broker_options
+@click.option("--lan", help="Name of the LAN this edge serves.")
+@click.option("--proxy", metavar="HOST:PORT", help="HTTP proxy to reach routing brokers through.")
+@click.option(
+    "--retain-more",
+    is_flag=True,
+    default=None,
+    help="Keep one message more of topics where that spares replication.",
+)
+@click.option("--discovery/--no-discovery", default=None, help="Announce this edge by multicast.")
+@click.option("--discovery-group", metavar="ADDRESS", help="Multicast group of this LAN.")
+@click.option("--discovery-port", type=int)
+@explain_errors
+@run_async
+async def edge(file: Path | None, as_json: bool, **flags: Any) -> None:
+    """Run an edge broker for a LAN. SIGTERM drains it, a second one ends it at once."""
+    broker = EdgeBroker(configure(EdgeConfig, "edge", file, flags))
+    await serve(broker, started=lambda: say_started(as_json, broker.id, broker.locator, broker.http))

@@ -1,0 +1,214 @@
+"""`isthmus pub` and `isthmus sub`: the overlay in a shell pipe."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import click
+
+from clients import Client, ReceivedMessage, Subscription, TopicQos
+from isthmus.errors import explain_errors, run_async
+from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _client_options(command: Command) -> Command:
+    for option in reversed(
+        (
+            click.option(
+                "--edge",
+                "edges",
+                multiple=True,
+                metavar="HOST:PORT",
+                envvar="ISTHMUS_EDGE",
+                help="An edge broker; repeat for more. Without it one is found by multicast.",
+            ),
+            click.option("--lan", default="", help="Only edge brokers of this LAN."),
+            click.option("--discovery-group", default=DISCOVERY_GROUP, show_default=True),
+            click.option("--discovery-port", default=DISCOVERY_PORT, show_default=True),
+            click.option("--interface", default="0.0.0.0", help="Address of the interface to discover on."),
+            click.option("--connect-timeout-s", default=5.0, show_default=True),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _client(options: dict[str, Any]) -> Client:
+    return Client(
+        options["edges"],
+        lan=options["lan"],
+        group=options["discovery_group"],
+        port=options["discovery_port"],
+        interface=options["interface"],
+    )
+
+
+def _qos(items: tuple[str, ...]) -> TopicQos | None:
+    """Read `name=value` pairs; None if there are none."""
+    if not items:
+        return None
+    record: dict[str, Any] = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{item!r} is not NAME=VALUE, for example deadline_ms=50")
+        if value.lower() in {"none", "null"}:
+            record[name] = None
+        else:
+            try:
+                record[name] = json.loads(value)
+            except ValueError:
+                record[name] = value
+    return TopicQos.from_record(record)
+
+
+@click.command(name="pub")
+@click.argument("topic")
+@click.argument("messages", nargs=-1)
+@_client_options
+@click.option("--qos", "qos_items", multiple=True, metavar="NAME=VALUE", help="For a new topic; repeat.")
+@click.option("--wait-for-subscribers", type=int, default=0, metavar="N", help="Wait for N before sending.")
+@click.option("--repeat", type=click.IntRange(1), default=1, help="Send the arguments this many times.")
+@click.option("--rate", type=float, help="At most this many messages a second.")
+@click.option("--flush-timeout-s", default=10.0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON on standard error.")
+@explain_errors
+@run_async
+async def publish(
+    topic: str,
+    messages: tuple[str, ...],
+    qos_items: tuple[str, ...],
+    wait_for_subscribers: int,
+    repeat: int,
+    rate: float | None,
+    flush_timeout_s: float,
+    as_json: bool,
+    connect_timeout_s: float,
+    **options: Any,
+) -> None:
+    """Publish MESSAGES, or each line of standard input, on TOPIC."""
+    qos = _qos(qos_items)
+    client = _client(options)
+    await client.start(connect_timeout_s)
+    try:
+        publisher = await client.publisher(topic, qos)
+        if wait_for_subscribers:
+            await publisher.wait_for_subscribers(wait_for_subscribers)
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        async for payload in _payloads(messages, repeat):
+            await publisher.publish(payload)
+            if rate:
+                next_s += 1 / rate
+                await asyncio.sleep(max(0.0, next_s - loop.time()))
+        try:
+            await client.flush(flush_timeout_s)
+        except TimeoutError:
+            raise click.ClickException(
+                f"the edge broker has not acknowledged everything within {flush_timeout_s:g} s: "
+                "messages may be lost"
+            ) from None
+        if as_json:
+            click.echo(
+                json.dumps({"topic": topic, "sent": publisher.sequence, "edge": client.edge}), err=True
+            )
+    finally:
+        await client.close()
+
+
+async def _payloads(messages: tuple[str, ...], repeat: int) -> AsyncIterator[bytes]:
+    if messages:
+        for _ in range(repeat):
+            for message in messages:
+                yield message.encode()
+        return
+    # Standard input may be a pipe, a file or a terminal: a thread reads any of them.
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
+        yield line.rstrip(b"\r\n")
+
+
+@click.command(name="sub")
+@click.argument("topics", nargs=-1, required=True)
+@_client_options
+@click.option("--count", type=click.IntRange(1), help="Exit after this many messages.")
+@click.option("--timeout-s", type=float, help="Exit with status 1 if no message comes for this long.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@click.option("--topic-names", is_flag=True, help="Print the topic before each message.")
+@explain_errors
+@run_async
+async def subscribe(
+    topics: tuple[str, ...],
+    count: int | None,
+    timeout_s: float | None,
+    as_json: bool,
+    topic_names: bool,
+    connect_timeout_s: float,
+    **options: Any,
+) -> None:
+    """Print each message of TOPICS as a line, until Ctrl-C or --count."""
+    client = _client(options)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await client.start(connect_timeout_s)
+    arrived: asyncio.Queue[ReceivedMessage] = asyncio.Queue(maxsize=1024)
+    pumps = [
+        asyncio.create_task(_pump(await client.subscribe(topic), arrived)) for topic in dict.fromkeys(topics)
+    ]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        seen = 0
+        while count is None or seen < count:
+            getting = asyncio.create_task(arrived.get())
+            done, _ = await asyncio.wait(
+                {getting, stopped, *pumps}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if getting not in done:
+                getting.cancel()
+                for pump in done & set(pumps):
+                    pump.result()
+                if stopped in done:
+                    break
+                raise click.ClickException(f"no message within {timeout_s:g} s")
+            _print(getting.result(), as_json, topic_names)
+            seen += 1
+    except BrokenPipeError:
+        # The reader of our pipe is gone (`isthmus sub … | head`): that is a normal end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        for task in (*pumps, stopped):
+            task.cancel()
+        await client.close()
+
+
+async def _pump(subscription: Subscription, arrived: "asyncio.Queue[ReceivedMessage]") -> None:
+    async for message in subscription:
+        await arrived.put(message)
+
+
+def _print(message: ReceivedMessage, as_json: bool, topic_names: bool) -> None:
+    if as_json:
+        record: dict[str, Any] = {
+            "topic": message.topic,
+            "publisher": f"{message.publisher:016x}",
+            "sequence": message.sequence,
+        }
+        with contextlib.suppress(UnicodeDecodeError):
+            record["payload"] = message.payload.decode()
+        if "payload" not in record:
+            record["payload_base64"] = base64.b64encode(message.payload).decode()
+        line = json.dumps(record).encode()
+    else:
+        line = (message.topic.encode() + b" " if topic_names else b"") + message.payload
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()

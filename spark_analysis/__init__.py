@@ -1,0 +1,1 @@
+"""PySpark over the traces of every hop: reports and streaming. Nothing is traced yet."""

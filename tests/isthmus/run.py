@@ -1,0 +1,37 @@
+"""Run `isthmus` as a process, as a user does."""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ISTHMUS = str(Path(sys.executable).parent / "isthmus")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    status: int
+    output: str
+    errors: str
+
+
+async def isthmus(*arguments: str, timeout_s: float = 30.0) -> Done:
+    """Run a command to its end."""
+    process = await asyncio.create_subprocess_exec(
+        ISTHMUS,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Done(process.returncode, output.decode(), errors.decode())

@@ -1,0 +1,147 @@
+"""The process testbed: it starts, obeys and ends, and nothing is left however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.process import wait_until
+from tests.topology.processes import descendants, state, wait_gone
+from topology.children import Child
+from topology.errors import DriverError
+from topology.model import parse_topology
+from topology.process_driver import ProcessDriver, running
+
+TINY = """\
+wan: {delay_ms: 20}
+lans: {a: {edges: 1}}
+routers: 1
+topics: {t: {}}
+publishers: [{lan: a, topic: t, rate_per_s: 20}]
+subscribers: [{lan: a, topic: t}]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY)
+    return file
+
+
+@pytest.mark.testbed
+async def test_starts_obeys_and_leaves_nothing() -> None:
+    before = descendants(os.getpid())
+    async with running(parse_topology(TINY)) as driver:
+        await _obeys(driver)
+        pids = descendants(os.getpid()) - before
+        directory = driver.directory
+        assert len(pids) >= 5
+    assert not wait_gone(pids, 1.0)
+    assert not directory.exists()
+
+
+async def _obeys(driver: ProcessDriver) -> None:
+    status = await driver.status("router-1")
+    assert status["leader"] and status["locator"].startswith("127.100.1.1:")
+    edge = await driver.status("a-1")
+    assert edge["lan"] == "a" and edge["locator"].startswith("127.1.0.10:")
+
+    child = driver.nodes["router-1"].child
+    assert child is not None
+    driver.freeze("router-1")
+    assert await wait_until(lambda: state(child.pid) == "T", 5.0)
+    driver.thaw("router-1")
+    assert await wait_until(lambda: state(child.pid) != "T", 5.0)
+    assert (await driver.status("router-1"))["ready"]
+
+    locator = driver.nodes["router-1"].locator
+    await driver.kill("router-1")
+    assert not driver.nodes["router-1"].is_alive
+    assert "router-1" not in await driver.statuses()
+    with pytest.raises(DriverError, match="router-1 gives no status"):
+        await driver.status("router-1")
+    assert driver.died_unasked() == []
+    await driver.start_node("router-1")
+    await driver.wait_ready()
+    assert driver.nodes["router-1"].locator == locator
+
+    await driver.cut("a")
+    await driver.heal("a")
+    assert (await driver.wan_statistics("a")).unreadable == 0
+    with pytest.raises(DriverError, match=r"there is no broker nobody: use one of router-1, a-1"):
+        driver.freeze("nobody")
+
+
+async def test_a_process_that_cannot_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+    child = Child("broken", "isthmus", ["router", "--listen", "nonsense"], tmp_path)
+    await child.start()
+    try:
+        with pytest.raises(
+            DriverError, match=r"(?s)broken ended with status 1.*broken\.log.*listen is 'nonsense'"
+        ):
+            await child.next_event(20.0)
+        assert child.died_unasked
+    finally:
+        await child.stop()
+
+
+async def test_a_process_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    child = Child("mute", "http.server", ["--bind", "127.0.0.1", "0"], tmp_path)
+    await child.start()
+    try:
+        with pytest.raises(DriverError, match=r"mute said nothing for 0\.1 s"):
+            await child.wait_for("anything", 0.1)
+    finally:
+        await child.stop()
+    assert not child.is_alive and not child.died_unasked
+
+
+def _start_up(tiny: Path) -> tuple["subprocess.Popen[str]", set[int]]:
+    """`isthmus up` as a process of its own, with everything it started."""
+    command = [sys.executable, "-m", "isthmus", "up", str(tiny), "--json", "--every", "0.2"]
+    runner = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A runner that is killed cannot remove its directory.
+        env={**os.environ, "TMPDIR": str(tiny.parent)},
+    )
+    assert runner.stdout is not None
+    view = json.loads(runner.stdout.readline() or "{}")
+    assert view["leader"] == "router-1"
+    pids = descendants(runner.pid)
+    assert len(pids) >= 5
+    return runner, pids
+
+
+def _finish(runner: "subprocess.Popen[str]") -> str:
+    try:
+        return runner.communicate(timeout=20)[1]
+    finally:
+        runner.kill()
+
+
+@pytest.mark.testbed
+def test_nothing_survives_a_killed_runner(tiny: Path) -> None:
+    runner, pids = _start_up(tiny)
+    frozen = next(pid for pid in pids if b"router-1" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(frozen, signal.SIGSTOP)
+    runner.kill()
+    _finish(runner)
+    assert not wait_gone(pids)
+
+
+@pytest.mark.testbed
+def test_ctrl_c_leaves_nothing(tiny: Path) -> None:
+    runner, pids = _start_up(tiny)
+    runner.send_signal(signal.SIGINT)
+    said = _finish(runner)
+    assert runner.returncode == 0, said
+    assert "nothing is left running" in said
+    assert not wait_gone(pids, 1.0)

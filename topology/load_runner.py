@@ -1,0 +1,128 @@
+"""Drives the load of a testbed: one process per LAN (`topology.load`), its phases, its results."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from overlay.limits import SECOND_NS
+from topology.checker import Stream
+from topology.children import Child
+from topology.errors import LoadError
+from topology.model import Topology
+from topology.process_driver import ProcessDriver
+
+DECLARE_TIMEOUT_S: Final = 40.0
+WARM_TIMEOUT_S: Final = 20.0
+COMMAND_TIMEOUT_S: Final = 10.0
+DRAIN_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResults:
+    """Everything sent and received."""
+
+    sent: dict[int, int]
+    """Messages by publisher's number."""
+    topic_ids: dict[str, int]
+    streams: tuple[Stream, ...]
+    drained: bool
+    """Every subscriber got the last message of every publisher before the deadline."""
+    reconnects: int
+    duplicates_dropped: int
+    """Duplicates that reached a client; it drops them, applications do not see them."""
+
+
+class LoadRunner:
+    """The publishers and subscribers of a running testbed."""
+
+    def __init__(self, driver: ProcessDriver) -> None:
+        self._driver = driver
+        self._topology = driver.topology
+        self._children: dict[str, Child] = {}
+        self._sent: dict[int, int] = {}
+        self._topic_ids: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Start all applications; returns when publishers and subscribers know of each other."""
+        lans = [
+            lan.name
+            for lan in self._topology.lans
+            if any(item.lan == lan.name for item in self._topology.publishers)
+            or any(item.lan == lan.name for item in self._topology.subscribers)
+        ]
+        await asyncio.gather(*(self._start_lan(lan) for lan in lans))
+        await self._all("declared", DECLARE_TIMEOUT_S)
+
+    async def wait_warm(self) -> None:
+        """Wait until every subscriber has heard every publisher of its topic."""
+        await self._all("warm", WARM_TIMEOUT_S)
+
+    async def measure(self) -> None:
+        """Messages count from now on."""
+        await self._command("measure")
+
+    async def stop(self) -> None:
+        """Publish no more."""
+        for answer in await self._command("stop"):
+            self._sent.update((int(stream), count) for stream, count in answer["sent"].items())
+            self._topic_ids.update(answer["topic_ids"])
+
+    async def results(self) -> LoadResults:
+        """Wait for the last messages and collect what everybody recorded."""
+        if self._sent.keys() != set(range(len(self._topology.publishers))):
+            raise LoadError("some publishers have not said how many messages they sent")
+        sent = {str(stream): count for stream, count in self._sent.items()}
+        answers = await self._command("drain", DRAIN_TIMEOUT_S, sent=sent, timeout_s=DRAIN_TIMEOUT_S)
+        contents = [
+            json.loads((self._driver.directory / f"results-{lan}.json").read_text()) for lan in self._children
+        ]
+        found = [subscriber for content in contents for subscriber in content["subscribers"]]
+        if {item["subscriber"] for item in found} != set(range(len(self._topology.subscribers))):
+            raise LoadError("some subscribers have left no results")
+        return LoadResults(
+            sent=dict(self._sent),
+            topic_ids=dict(self._topic_ids),
+            streams=tuple(stream for item in found for stream in self._streams(self._topology, item)),
+            drained=all(answer["complete"] for answer in answers),
+            reconnects=sum(content["reconnects"] for content in contents),
+            duplicates_dropped=sum(item["duplicates_dropped"] for item in found),
+        )
+
+    def _streams(self, topology: Topology, item: dict[str, Any]) -> list[Stream]:
+        subscriber = topology.subscribers[item["subscriber"]]
+        streams = []
+        for name, record in item["streams"].items():
+            publisher = topology.publishers[int(name)]
+            streams.append(
+                Stream(
+                    publisher=int(name),
+                    subscriber=item["subscriber"],
+                    topic=subscriber.topic,
+                    crosses_wan=publisher.lan != subscriber.lan,
+                    sent=self._sent[int(name)],
+                    period_ns=round(SECOND_NS / publisher.rate_per_s),
+                    sequences=record["sequences"],
+                    sent_ns=record["sent_ns"],
+                    received_ns=record["received_ns"],
+                )
+            )
+        return streams
+
+    async def _start_lan(self, lan: str) -> None:
+        driver = self._driver
+        edges = [f"{node.name}={node.locator}" for node in driver.nodes.values() if node.lan == lan]
+        files = [str(driver.directory / "topology.yaml"), lan, str(driver.directory / f"results-{lan}.json")]
+        self._children[lan] = await driver.start_helper(f"load-{lan}", "topology.load", [*files, *edges])
+
+    async def _all(self, event: str, timeout_s: float) -> list[dict[str, Any]]:
+        return list(
+            await asyncio.gather(*(child.wait_for(event, timeout_s) for child in self._children.values()))
+        )
+
+    async def _command(self, name: str, extra_s: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
+        return list(
+            await asyncio.gather(
+                *(child.ask(name, COMMAND_TIMEOUT_S + extra_s, **fields) for child in self._children.values())
+            )
+        )
