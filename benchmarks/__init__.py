@@ -1,0 +1,1 @@
+"""Load tools and measurements behind `isthmus bench`; smoke-run by the tests."""
