@@ -18,7 +18,7 @@ MESSAGE_HEADER: Final = Struct("<IQQQI")
 """topic, publisher, sequence, born_ns, payload length."""
 MESSAGE_HEADER_BYTES: Final = MESSAGE_HEADER.size
 TOPIC_AND_LENGTH: Final = Struct("<I24xI")
-"""The two fields of a message header a routing broker needs."""
+"""The two fields that whoever only counts messages by topic needs."""
 
 _BATCH_HEADER: Final = Struct("<BxxQqI")
 _FRAME_AND_BATCH_HEADER: Final = Struct("<IBBxxQqI")

@@ -8,7 +8,8 @@ learn of the change at their own pace.
 Routing brokers that share a topic, one as primary, the other as backup, keep a link between
 them; the one with the lower name dials. Copies and prunes go from primary to backup, in both
 directions if each is the other's backup for some topics. When the link breaks, the backup takes
-the primary for dead and dispatches what it holds for it: too early at worst, never too late.
+the primary for dead and dispatches what it holds for it. If the primary lives after all, edges
+drop what comes twice and hold back what comes too early, as long as its deadline allows.
 """
 
 import asyncio
