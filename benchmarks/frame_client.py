@@ -14,7 +14,7 @@ from typing import Final
 from overlay.codec import decode, decode_heartbeat, encode, encode_heartbeat
 from overlay.errors import IsthmusError
 from overlay.framing import FrameReader
-from overlay.limits import SECOND_NS
+from overlay.limits import ENDPOINT_ID_MAX, SECOND_NS
 from overlay.liveness import Liveness
 from overlay.locator import Locator
 from overlay.messages import (
@@ -69,7 +69,7 @@ class LoadClient(asyncio.Protocol):
 
     async def declare(self, kind: EndpointKind, topic: str, qos: TopicQos) -> tuple[int, int]:
         """Declare an endpoint; gives its id and the topic's."""
-        endpoint = int.from_bytes(os.urandom(8), "little") | 1
+        endpoint = int.from_bytes(os.urandom(8), "little") & ENDPOINT_ID_MAX | 1
         answer = self._declaring[endpoint] = self._loop.create_future()
         self._write(encode(Declare(endpoint, kind, topic, qos.to_record())))
         await asyncio.wait({answer, self.failed}, return_when=asyncio.FIRST_COMPLETED)

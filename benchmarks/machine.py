@@ -9,6 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from overlay import outbox
+
 
 def describe() -> dict[str, Any]:
     """Commit and machine, as far as they can be found out."""
@@ -17,12 +19,18 @@ def describe() -> dict[str, Any]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
+        "compiled": is_compiled(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor(),
         "cores": available_cores(),
         "memory_gib": memory_gib(),
         "load_average_before": os.getloadavg()[0],
     }
+
+
+def is_compiled() -> bool:
+    """The hot modules run as machine code (`make compile`) rather than interpreted."""
+    return not str(outbox.__file__).endswith(".py")
 
 
 def processor() -> str:

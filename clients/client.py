@@ -25,7 +25,7 @@ from clients.subscription import Overflow, Subscription
 from overlay.batch import Run, decode_batch_header, decode_messages, encode_message
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import MIB
+from overlay.limits import ENDPOINT_ID_MAX, MIB
 from overlay.locator import Locator
 from overlay.messages import (
     ControlMessage,
@@ -332,7 +332,7 @@ class Client:
 
 
 def _new_endpoint_id() -> int:
-    return int.from_bytes(os.urandom(8), "little") | 1
+    return int.from_bytes(os.urandom(8), "little") & ENDPOINT_ID_MAX | 1
 
 
 @contextlib.asynccontextmanager

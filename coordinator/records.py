@@ -13,6 +13,7 @@ from typing import Any, Self
 from coordinator.errors import RecordError
 from coordinator.limits import TOPIC_ID_MAX
 from overlay.errors import InvalidNameError, QosError
+from overlay.limits import ENDPOINT_ID_MAX
 from overlay.messages import EndpointKind
 from overlay.names import check_name, check_topic
 from overlay.qos import TopicQos
@@ -241,8 +242,8 @@ class Endpoint:
     def __post_init__(self) -> None:
         _checked_name("LAN", self.lan)
         _checked_name("edge", self.edge)
-        if not 0 <= self.endpoint_id < 2**64:
-            raise RecordError(f"endpoint id is {self.endpoint_id}: it must fit in 64 bits")
+        if not 0 <= self.endpoint_id <= ENDPOINT_ID_MAX:
+            raise RecordError(f"endpoint id is {self.endpoint_id}: it must fit in 63 bits")
 
     @property
     def name(self) -> str:

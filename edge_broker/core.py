@@ -35,10 +35,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Final
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final
 
-from edge_broker.frames import BORN, BORN_OFFSET, born_here_ns, on_our_clock, parse, parse_from_client
+from librt.strings import read_i64_le
+
+from edge_broker.frames import born_here_ns, on_our_clock, publishers_of
 from edge_broker.model import (
     DropReason,
     EdgeStatistics,
@@ -49,16 +50,32 @@ from edge_broker.model import (
     Topic,
     topic_statistics,
 )
-from overlay.batch import BatchHeader, Run
+from overlay.batch import (
+    BATCH_HEADER_BYTES,
+    BORN_OFFSET,
+    LENGTH_WORD_OFFSET,
+    MESSAGE_HEADER_BYTES,
+    PUBLISHER_OFFSET,
+    SEQUENCE_OFFSET,
+    U32,
+    BatchHeader,
+    Run,
+    check_messages,
+    decode_batch_header,
+)
 from overlay.bounds import Delays, retention_without_replication
 from overlay.delay import add_shifts
 from overlay.errors import CloseReason, ProtocolError
 from overlay.history import History, Verdict
-from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.limits import ENDPOINT_ID_MAX, MILLISECOND_NS, SECOND_NS, UNSENT_MAX_MESSAGES
 from overlay.messages import UNKNOWN_CLOCK_SHIFT, EndpointKind, Role
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
+from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 _DISTURBED_FOR_NS: Final = 1 * SECOND_NS
 """How long after a change of routing brokers messages may come out of order."""
@@ -72,6 +89,8 @@ _UNSENT_LINGER_NS: Final = 60 * SECOND_NS
 """How long its unsent messages wait for a routing broker."""
 _TOPICS_AT_A_TIME: Final = 500
 """Topics that get a new routing broker before the most urgent of them are written."""
+_SHARED_ROUTES_MAX: Final = 4_096
+"""Routes remembered for sharing; forgetting them costs memory, nothing else."""
 _HISTORY_LINGER_NS: Final = 2 * _UNSENT_LINGER_NS
 """How long an egress remembers a publisher that left: its edge may still send its messages again."""
 
@@ -79,8 +98,16 @@ _HISTORY_LINGER_NS: Final = 2 * _UNSENT_LINGER_NS
 class EdgeCore:
     """The synchronous heart of an edge broker."""
 
-    def __init__(self, edge: str, lan: str, origin: int, retain_more: Delays | None = None) -> None:
+    def __init__(
+        self,
+        edge: str,
+        lan: str,
+        origin: int,
+        retain_more: Delays | None = None,
+        unsent_most: int = UNSENT_MAX_MESSAGES,
+    ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
+        self._unsent_most = unsent_most
         self._edge = edge
         self._retain_more = retain_more
         self._held: dict[int, dict[int, Held]] = {}
@@ -92,7 +119,7 @@ class EdgeCore:
         self._clients: dict[str, Peer] = {}
         self._routers_up: dict[str, Peer] = {}
         self._lan_edges: dict[str, Peer] = {}
-        self._routes: WeakValueDictionary[object, Route] = WeakValueDictionary()
+        self._routes: dict[object, Route] = {}
         self._dropped: Counter[str] = Counter()
         self._accepted = 0
         self._delivered = 0
@@ -132,8 +159,13 @@ class EdgeCore:
     def add_endpoint(self, client: Peer, kind: EndpointKind, endpoint: int, topic: Topic) -> None:
         """A client declares an endpoint, perhaps again after a reconnect.
 
-        Raises ProtocolError if the client uses this endpoint's id for another one already.
+        Raises ProtocolError if the id is out of range or the client uses it for another one already.
         """
+        if not 0 <= endpoint <= ENDPOINT_ID_MAX:
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE,
+                f"endpoint {endpoint:016x} is above {ENDPOINT_ID_MAX:016x}: choose ids of 63 bits",
+            )
         declared = client.publishers.get(endpoint)
         before = declared.topic if declared is not None else client.subscriptions.get(endpoint)
         if before is not None and (
@@ -146,7 +178,8 @@ class EdgeCore:
         if kind is EndpointKind.PUBLISHER:
             publisher = topic.publishers.get(endpoint)
             if publisher is None:
-                publisher = Publisher(endpoint, topic, client, self._retention_of(topic))
+                retention = Retention(self._retention_of(topic), self._unsent_most)
+                publisher = Publisher(endpoint, topic, client, retention)
                 topic.publishers[endpoint] = publisher
             elif publisher.client is not client:
                 if publisher.client is not None:
@@ -276,13 +309,23 @@ class EdgeCore:
 
         `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
         """
-        header, messages = parse_from_client(client.publishers, body)
-        data = on_our_clock(body, messages, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
-        self._accepted += len(messages)
+        header = decode_batch_header(body)
+        publishers = publishers_of(client.publishers, body, header.messages)
+        data = on_our_clock(body, publishers, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
+        self._accepted += len(publishers)
         touched: set[Peer] = set()
         run_route: Route | None = None
-        run_start = run_end = run_messages = run_born = 0
-        for publisher, sequence, born_ns, start, end in messages:
+        run_start: i64 = 0
+        run_end: i64 = 0
+        run_messages: i64 = 0
+        run_born: i64 = 0
+        end: i64 = BATCH_HEADER_BYTES
+        for publisher in publishers:
+            start = end
+            sequence = read_i64_le(data, start + SEQUENCE_OFFSET)
+            born: i64 = read_i64_le(data, start + BORN_OFFSET) >> BUCKET_SHIFT
+            length: i64 = read_i64_le(data, start + LENGTH_WORD_OFFSET) >> 32
+            end = start + MESSAGE_HEADER_BYTES + (length & U32)
             if sequence <= publisher.accepted:
                 self._dropped[DropReason.DUPLICATE] += 1
                 continue
@@ -301,18 +344,18 @@ class EdgeCore:
                     self._delivered += 1
                 else:
                     route = topic.forward
-            if route is not run_route or start != run_end or born_ns >> BUCKET_SHIFT != run_born:
+            if route is not run_route or start != run_end or born != run_born:
                 if run_route is not None:
                     self._send(run_route, Run(run_messages, data[run_start:run_end]), touched, now_ns)
                 run_route = route
                 run_start = start
                 run_messages = 0
-                run_born = born_ns >> BUCKET_SHIFT
+                run_born = born
             run_messages += 1
             run_end = end
         if run_route is not None:
             self._send(run_route, Run(run_messages, data[run_start:run_end]), touched, now_ns)
-        return len(messages), touched
+        return len(publishers), touched
 
     def admit_from_broker(
         self, body: bytes, clock_shift_ns: int, now_ns: int, router: str = ""
@@ -323,15 +366,27 @@ class EdgeCore:
         not the topic's primary may overtake what the primary still sends. Returns the number of
         messages and the clients that got some.
         """
-        header, messages = parse(body)
-        header = header._replace(clock_shift_ns=add_shifts(header.clock_shift_ns, clock_shift_ns))
+        header = decode_batch_header(body)
+        check_messages(body, header.messages)
+        header = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
         touched: set[Peer] = set()
         run_route: Route | None = None
-        run_start = run_end = run_messages = run_born = 0
+        run_start: i64 = 0
+        run_end: i64 = 0
+        run_messages: i64 = 0
+        run_born: i64 = 0
         held = self._held
         in_order = now_ns >= self._disturbed_until_ns and not held
-        for topic_id, publisher_id, sequence, born_ns, start, end in messages:
-            topic = self._topics.get(topic_id)
+        end: i64 = BATCH_HEADER_BYTES
+        for _ in range(header.messages):
+            start = end
+            topic_id: i64 = read_i64_le(body, start)
+            publisher_id = read_i64_le(body, start + PUBLISHER_OFFSET)
+            sequence = read_i64_le(body, start + SEQUENCE_OFFSET)
+            born_ns = read_i64_le(body, start + BORN_OFFSET)
+            length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
+            end = start + MESSAGE_HEADER_BYTES + (length & U32)
+            topic = self._topics.get(topic_id & U32)
             if topic is None or not topic.subscribers:
                 self._dropped[DropReason.NO_SUBSCRIBER] += 1
                 continue
@@ -365,7 +420,7 @@ class EdgeCore:
         if run_route is not None:
             run = Run(run_messages, body[run_start:run_end])
             self._append(run_route, header, run, touched, now_ns)
-        return len(messages), touched
+        return header.messages, touched
 
     def release_held(self, now_ns: int) -> set[Peer]:
         """Let go of messages that can wait for their predecessors no longer; called every few ms."""
@@ -421,8 +476,13 @@ class EdgeCore:
         """Messages of data frames by publisher and sequence."""
         found: dict[int, dict[int, bytes]] = {}
         for body in bodies:
-            for _, publisher_id, sequence, _, start, end in parse(body)[1]:
-                found.setdefault(publisher_id, {})[sequence] = body[start:end]
+            end: i64 = BATCH_HEADER_BYTES
+            while end < len(body):
+                start = end
+                length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
+                end = start + MESSAGE_HEADER_BYTES + (length & U32)
+                messages = found.setdefault(read_i64_le(body, start + PUBLISHER_OFFSET), {})
+                messages[read_i64_le(body, start + SEQUENCE_OFFSET)] = body[start:end]
         return found
 
     def _is_new(self, topic: Topic, publisher_id: int, sequence: int) -> bool:
@@ -451,7 +511,7 @@ class EdgeCore:
 
     def _append(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run for all peers of a route, or less of it for those that are overloaded."""
-        (born_ns,) = BORN.unpack_from(run.data, BORN_OFFSET)
+        born_ns = read_i64_le(run.data, BORN_OFFSET)
         if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
             deadline = route.unknown_until_ns = now_ns + route.deadline_ns
         else:
@@ -596,5 +656,7 @@ class EdgeCore:
         key = (peers, topic.requirements)
         route = self._routes.get(key)
         if route is None:
+            if len(self._routes) >= _SHARED_ROUTES_MAX:
+                self._routes.clear()
             route = self._routes[key] = Route(peers, *topic.requirements)
         return route

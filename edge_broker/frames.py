@@ -1,77 +1,50 @@
-"""Reading whole data frames: where their messages are, and when those were born."""
+"""Reading the data frames of clients: who sent their messages, and when those were born."""
 
-from collections.abc import Iterable, Mapping
-from struct import Struct
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from librt.strings import BytesWriter, read_i64_le, write_i64_le
 
 from edge_broker.model import Publisher
 from overlay.batch import (
     BATCH_HEADER_BYTES,
-    MESSAGE_HEADER,
+    BORN_END,
+    BORN_OFFSET,
+    LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
-    BatchHeader,
-    decode_batch_header,
-    truncated,
+    PUBLISHER_OFFSET,
+    U32,
+    check_messages,
 )
 from overlay.errors import CloseReason, ProtocolError
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 
-BORN: Final = Struct("<Q")
-BORN_OFFSET: Final = 20
-"""Where a message header has the time the message was born."""
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 
-def parse(body: bytes) -> tuple[BatchHeader, list[tuple[int, int, int, int, int, int]]]:
-    """The frame's header and its messages as (topic, publisher, sequence, born, start, end), all whole."""
-    header = decode_batch_header(body)
-    messages: list[tuple[int, int, int, int, int, int]] = []
-    end = len(body)
-    last_start = end - MESSAGE_HEADER_BYTES
-    offset = BATCH_HEADER_BYTES
-    unpack_from = MESSAGE_HEADER.unpack_from
+def publishers_of(publishers: Mapping[int, Publisher], body: bytes, count: int) -> list[Publisher]:
+    """The publisher of each message of a client's frame, all of them whole and declared."""
+    check_messages(body, count)
+    found: list[Publisher] = []
+    end: i64 = len(body)
+    offset: i64 = BATCH_HEADER_BYTES
     while offset < end:
-        if offset > last_start:
-            raise truncated(len(messages), header.messages)
-        topic_id, publisher_id, sequence, born_ns, length = unpack_from(body, offset)
-        start = offset
-        offset += MESSAGE_HEADER_BYTES + length
-        messages.append((topic_id, publisher_id, sequence, born_ns, start, offset))
-    if offset != end or len(messages) != header.messages:
-        raise truncated(len(messages), header.messages)
-    return header, messages
-
-
-def parse_from_client(
-    publishers: Mapping[int, Publisher], body: bytes
-) -> tuple[BatchHeader, list[tuple[Publisher, int, int, int, int]]]:
-    """The messages of a client's frame as (publisher, sequence, born, start, end), all checked."""
-    header = decode_batch_header(body)
-    found: list[tuple[Publisher, int, int, int, int]] = []
-    end = len(body)
-    last_start = end - MESSAGE_HEADER_BYTES
-    offset = BATCH_HEADER_BYTES
-    unpack_from = MESSAGE_HEADER.unpack_from
-    while offset < end:
-        if offset > last_start:
-            raise truncated(len(found), header.messages)
-        topic_id, publisher_id, sequence, born_ns, length = unpack_from(body, offset)
+        topic_id: i64 = read_i64_le(body, offset)
+        publisher_id = read_i64_le(body, offset + PUBLISHER_OFFSET)
+        length: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET) >> 32
         publisher = publishers.get(publisher_id)
-        if publisher is None or publisher.topic.topic_id != topic_id:
+        if publisher is None or publisher.topic.topic_id != topic_id & U32:
             raise ProtocolError(
                 CloseReason.UNKNOWN_PUBLISHER,
-                f"publisher {publisher_id:016x} has not declared topic {topic_id}",
+                f"publisher {publisher_id:016x} has not declared topic {topic_id & U32}",
             )
-        start = offset
-        offset += MESSAGE_HEADER_BYTES + length
-        found.append((publisher, sequence, born_ns, start, offset))
-    if offset != end or len(found) != header.messages:
-        raise truncated(len(found), header.messages)
-    return header, found
+        found.append(publisher)
+        offset += MESSAGE_HEADER_BYTES + (length & U32)
+    return found
 
 
-def on_our_clock(
-    body: bytes, messages: Iterable[tuple[Publisher, int, int, int, int]], shift_ns: int, now_ns: int
-) -> bytes:
+def on_our_clock(body: bytes, publishers: Sequence[Publisher], shift_ns: int, now_ns: int) -> bytes:
     """The frame's body with all stamps brought to our clock; 0 where their age is not known.
 
     What is known of a client's clock changes all the time, but a message is never older than one
@@ -79,22 +52,21 @@ def on_our_clock(
     order of its messages.
     """
     known = shift_ns != UNKNOWN_CLOCK_SHIFT
-    data = bytearray(body)
-    last_born_ns = -1
-    here_ns = last_stamped_ns = 0
-    stamp = BORN.pack(0)
-    for publisher, _, born_ns, start, _ in messages:
-        if born_ns != last_born_ns:
-            # A client cannot make its messages younger than now or older than our clock.
-            here_ns = max(1, min(born_ns - shift_ns, now_ns)) if known and born_ns else 0
-            last_born_ns = born_ns
-        stamped_ns = max(publisher.born_ns, here_ns)
-        publisher.born_ns = stamped_ns
-        if stamped_ns != last_stamped_ns:
-            stamp = BORN.pack(stamped_ns)
-            last_stamped_ns = stamped_ns
-        data[start + BORN_OFFSET : start + BORN_OFFSET + BORN.size] = stamp
-    return bytes(data)
+    data = BytesWriter()
+    copied: i64 = 0
+    offset: i64 = BATCH_HEADER_BYTES
+    for publisher in publishers:
+        born_ns = read_i64_le(body, offset + BORN_OFFSET)
+        length: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET) >> 32
+        # A client cannot make its messages younger than now or older than our clock.
+        here_ns = max(1, min(born_ns - shift_ns, now_ns)) if known and born_ns else 0
+        here_ns = publisher.born_ns = max(publisher.born_ns, here_ns)
+        data.write(body[copied : offset + BORN_OFFSET])
+        write_i64_le(data, here_ns)
+        copied = offset + BORN_END
+        offset += MESSAGE_HEADER_BYTES + (length & U32)
+    data.write(body[copied:])
+    return data.getvalue()
 
 
 def born_here_ns(born_ns: int, clock_shift_ns: int, now_ns: int) -> int:

@@ -52,7 +52,7 @@ class Peer:
 class Route:
     """Where some messages go and by when; shared by all topics for which all of this is the same."""
 
-    __slots__ = ("__weakref__", "deadline_ns", "may_shed", "peers", "unknown_until_ns", "urgency")
+    __slots__ = ("deadline_ns", "may_shed", "peers", "unknown_until_ns", "urgency")
 
     def __init__(
         self, peers: tuple[Peer, ...], deadline_ns: int, urgency: int, loss_tolerance: int | None
@@ -88,7 +88,7 @@ class Publisher:
 
     __slots__ = ("accepted", "born_ns", "client", "departed_ns", "publisher_id", "retention", "topic")
 
-    def __init__(self, publisher_id: int, topic: "Topic", client: Peer, retention: int) -> None:
+    def __init__(self, publisher_id: int, topic: "Topic", client: Peer, retention: Retention) -> None:
         self.publisher_id = publisher_id
         self.topic = topic
         self.client: Peer | None = client
@@ -98,7 +98,7 @@ class Publisher:
         """Highest sequence taken from the client."""
         self.born_ns = 0
         """When its latest message was born, on our clock; 0 if not known."""
-        self.retention = Retention(retention)
+        self.retention = retention
 
 
 class Topic:

@@ -47,6 +47,8 @@ ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 """A receiver acknowledges at least this often, besides every heartbeat."""
 
 # Brokers
+ENDPOINT_ID_MAX: Final = 2**63 - 1
+"""Ids of publishers and subscribers stay within 63 bits: hops read them as signed numbers."""
 RETENTION_DEFAULT: Final = 64
 RETENTION_MAX: Final = 65_536
 UNSENT_MAX_MESSAGES: Final = 65_536

@@ -14,7 +14,7 @@ acknowledges promptly and shrinks when it does not. What waits here can still be
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from overlay.batch import FRAME_OVERHEAD_BYTES, Run, encode_batch
 from overlay.errors import CloseReason, ProtocolError
@@ -64,18 +64,26 @@ class OutboxStatistics:
     unacknowledged_bytes: int
 
 
-class _Waiting(NamedTuple):
-    urgency: int
-    origin: int
-    clock_shift_ns: int
-    run: Run
-    ticket: Ticket | None
+class _Waiting:
+    __slots__ = ("clock_shift_ns", "origin", "run", "ticket", "urgency")
+
+    def __init__(
+        self, urgency: int, origin: int, clock_shift_ns: int, run: Run, ticket: Ticket | None
+    ) -> None:
+        self.urgency = urgency
+        self.origin = origin
+        self.clock_shift_ns = clock_shift_ns
+        self.run = run
+        self.ticket = ticket
 
 
-class _Sent(NamedTuple):
-    data: bytes
-    sent_ns: int
-    tickets: Sequence[Ticket]
+class _Sent:
+    __slots__ = ("data", "sent_ns", "tickets")
+
+    def __init__(self, data: bytes, sent_ns: int, tickets: list[Ticket]) -> None:
+        self.data = data
+        self.sent_ns = sent_ns
+        self.tickets = tickets
 
 
 class Outbox:
@@ -285,7 +293,7 @@ class Outbox:
         if first.ticket is not None and first.ticket.cancelled:
             return None
         runs = [first.run]
-        tickets = [first.ticket] if first.ticket is not None else []
+        tickets: list[Ticket] = [first.ticket] if first.ticket is not None else []
         size = FRAME_OVERHEAD_BYTES + len(first.run.data)
         messages = first.run.messages
         target_bytes = min(FRAME_TARGET_BYTES, self._window_bytes // 2)

@@ -15,10 +15,11 @@ from overlay.limits import UNSENT_MAX_MESSAGES
 class Retention:
     """Messages of one publisher in order: first the retained ones, then those never sent."""
 
-    __slots__ = ("_capacity", "_messages", "_unsent", "dropped")
+    __slots__ = ("_capacity", "_messages", "_unsent", "_unsent_most", "dropped")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, unsent_most: int = UNSENT_MAX_MESSAGES) -> None:
         self._capacity = capacity
+        self._unsent_most = unsent_most
         self._messages: deque[bytes] = deque()
         self._unsent = 0
         self.dropped = 0
@@ -44,7 +45,7 @@ class Retention:
         """Keep a message that cannot go out yet."""
         self._messages.append(message)
         self._unsent += 1
-        if self._unsent > UNSENT_MAX_MESSAGES:
+        if self._unsent > self._unsent_most:
             self._unsent -= 1
             self.dropped += 1
         self._trim()
@@ -67,7 +68,7 @@ class Retention:
         by_sequence = {MESSAGE_HEADER.unpack_from(message)[2]: message for message in self._messages}
         by_sequence.update(undelivered)
         self._messages = deque(by_sequence[sequence] for sequence in sorted(by_sequence))
-        overflow = len(self._messages) - UNSENT_MAX_MESSAGES
+        overflow = len(self._messages) - self._unsent_most
         for _ in range(overflow):
             self._messages.popleft()
             self.dropped += 1
@@ -80,7 +81,7 @@ class Retention:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert 0 <= self._unsent <= min(len(self._messages), UNSENT_MAX_MESSAGES)
+        assert 0 <= self._unsent <= min(len(self._messages), self._unsent_most)
         assert len(self._messages) <= max(self._capacity, self._unsent)
 
     def _trim(self) -> None:

@@ -6,8 +6,22 @@ messages in a row are dropped, counted by sequence, so that what was lost before
 counted too. Everything else passes.
 """
 
-from overlay.batch import MESSAGE_HEADER, MESSAGE_HEADER_BYTES, Run
+from typing import TYPE_CHECKING
+
+from librt.strings import read_i64_le
+
+from overlay.batch import (
+    LENGTH_WORD_OFFSET,
+    MESSAGE_HEADER_BYTES,
+    PUBLISHER_OFFSET,
+    SEQUENCE_OFFSET,
+    U32,
+    Run,
+)
 from overlay.limits import SHEDDING_HOPS
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 
 def share_of(loss_tolerance: int | None) -> int | None:
@@ -35,10 +49,12 @@ class Shedder:
             return run
         data = run.data
         kept: list[bytes] = []
-        offset = 0
+        offset: i64 = 0
         while offset < len(data):
-            _, publisher, sequence, _, length = MESSAGE_HEADER.unpack_from(data, offset)
-            end = offset + MESSAGE_HEADER_BYTES + length
+            publisher = read_i64_le(data, offset + PUBLISHER_OFFSET)
+            sequence = read_i64_le(data, offset + SEQUENCE_OFFSET)
+            length: i64 = read_i64_le(data, offset + LENGTH_WORD_OFFSET) >> 32
+            end: i64 = offset + MESSAGE_HEADER_BYTES + (length & U32)
             passed = self._passed.get(publisher)
             if passed is None or sequence - passed > loss_tolerance or sequence <= passed:
                 kept.append(data[offset:end])

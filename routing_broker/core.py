@@ -32,17 +32,20 @@ the messages wait, bounded in bytes and time, and are admitted again when the ro
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from struct import Struct
-from typing import Final
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import read_i64_le
 
 from overlay.batch import (
     BATCH_HEADER_BYTES,
+    BORN_OFFSET,
+    LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
+    U32,
     BatchHeader,
     Run,
+    check_messages,
     decode_batch_header,
-    truncated,
 )
 from overlay.bounds import UNBOUNDED, Delays, needs_replication, replicate_within_ns
 from overlay.delay import add_shifts
@@ -66,8 +69,11 @@ from routing_broker.model import (
     Unrouted,
 )
 
-_TOPIC_BORN_LENGTH: Final = Struct("<I16xQI")
-"""The fields of a message header a routing broker needs."""
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+_SHARED_ROUTES_MAX: Final = 4_096
+"""Routes remembered for sharing; forgetting them costs memory, nothing else."""
 
 
 class RouterCore:
@@ -79,7 +85,7 @@ class RouterCore:
         self._topics: dict[int, Topic] = {}
         self._peers: dict[str, Peer] = {}
         self._backups: dict[str, Peer] = {}
-        self._routes: WeakValueDictionary[object, Route] = WeakValueDictionary()
+        self._routes: dict[object, Route] = {}
         self._unrouted: dict[int, list[Unrouted]] = {}
         self._unrouted_bytes = 0
         self._undispatched: dict[Copy, None] = {}
@@ -186,49 +192,45 @@ class RouterCore:
         `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
-        shift_ns = add_shifts(header.clock_shift_ns, clock_shift_ns)
+        check_messages(body, header.messages)
+        onward = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
         routes = source.routes
-        runs: list[tuple[Route | None, int, int, Run]] = []
-        end = len(body)
-        last_start = end - MESSAGE_HEADER_BYTES
-        offset = run_start = BATCH_HEADER_BYTES
-        run_route: Route | None = None
-        run_topic = run_born = -1
-        run_messages = seen = 0
-        unpack_from = _TOPIC_BORN_LENGTH.unpack_from
-        while offset < end:
-            if offset > last_start:
-                raise truncated(seen, header.messages)
-            topic_id, born_ns, length = unpack_from(body, offset)
-            route = routes.get(topic_id) or self._route(source, topic_id)
-            if (
-                route is not run_route
-                or born_ns >> BUCKET_SHIFT != run_born >> BUCKET_SHIFT
-                or (route is None and topic_id != run_topic)
-            ):
-                if run_messages:
-                    runs.append((run_route, run_topic, run_born, Run(run_messages, body[run_start:offset])))
-                run_start = offset
-                run_route = route
-                run_topic = topic_id
-                run_born = born_ns
-                run_messages = 0
-            run_messages += 1
-            seen += 1
-            offset += MESSAGE_HEADER_BYTES + length
-        if offset != end or seen != header.messages:
-            raise truncated(seen, header.messages)
-        if run_messages:
-            runs.append((run_route, run_topic, run_born, Run(run_messages, body[run_start:end])))
-        self._admitted += seen
-        onward = header._replace(clock_shift_ns=shift_ns)
         touched: set[Peer] = set()
-        for known_route, topic_id, born_ns, run in runs:
-            if known_route is None:
-                self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), topic_id)
+        run_route: Route | None = None
+        run_start: i64 = BATCH_HEADER_BYTES
+        run_messages: i64 = 0
+        run_topic: i64 = 0
+        run_born: i64 = 0
+        end: i64 = BATCH_HEADER_BYTES
+        for _ in range(header.messages):
+            start = end
+            topic_id: i64 = read_i64_le(body, start)
+            topic_id &= U32
+            born: i64 = read_i64_le(body, start + BORN_OFFSET) >> BUCKET_SHIFT
+            length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
+            end = start + MESSAGE_HEADER_BYTES + (length & U32)
+            route = routes.get(topic_id) or self._route(source, topic_id)
+            if route is not run_route or born != run_born or (route is None and topic_id != run_topic):
+                if run_messages:
+                    run = Run(run_messages, body[run_start:start])
+                    if run_route is None:
+                        self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
+                    else:
+                        self._schedule(run_route, onward, run, touched, now_ns)
+                run_route = route
+                run_start = start
+                run_messages = 0
+                run_topic = topic_id
+                run_born = born
+            run_messages += 1
+        if run_messages:
+            run = Run(run_messages, body[run_start:end])
+            if run_route is None:
+                self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
             else:
-                self._schedule(known_route, onward, born_ns, run, touched, now_ns)
-        return seen, touched
+                self._schedule(run_route, onward, run, touched, now_ns)
+        self._admitted += header.messages
+        return header.messages, touched
 
     def statistics(self) -> RouterStatistics:
         """Counts since the broker started."""
@@ -336,12 +338,11 @@ class RouterCore:
 
     # Details
 
-    def _schedule(
-        self, route: Route, header: BatchHeader, born_ns: int, run: Run, touched: set[Peer], now_ns: int
-    ) -> None:
+    def _schedule(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run for its edges, and for the backup if it must be replicated."""
+        born_ns = read_i64_le(run.data, BORN_OFFSET)
         # Born on the origin's clock, brought to ours: never later than the message really was born.
-        known = born_ns and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
+        known = born_ns != 0 and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
         born_here_ns = born_ns - header.clock_shift_ns if known else now_ns
         deadline = 0
         if self._mode.by_deadline:
@@ -469,6 +470,8 @@ class RouterCore:
         if route is None:
             peers = tuple(self.peer(edge, topic.subscribers[edge]) for edge in edges)
             route = Route(peers, relative_ns, qos.loss_tolerance, topic.backup, replicate_ns)
+            if len(self._routes) >= _SHARED_ROUTES_MAX:
+                self._routes.clear()
             self._routes[key] = route
         source.routes[topic_id] = route
         return route
@@ -493,10 +496,8 @@ class RouterCore:
         if route is None:
             return False
         self._unrouted_bytes -= len(item.run.data)
-        _, born_ns, _ = _TOPIC_BORN_LENGTH.unpack_from(item.run.data)
-        shift_ns = add_shifts(item.header.clock_shift_ns, item.clock_shift_ns)
-        onward = item.header._replace(clock_shift_ns=shift_ns)
-        self._schedule(route, onward, born_ns, item.run, touched, now_ns)
+        onward = item.header.shifted(add_shifts(item.header.clock_shift_ns, item.clock_shift_ns))
+        self._schedule(route, onward, item.run, touched, now_ns)
         return True
 
     def _hold(self, item: Unrouted, topic_id: int) -> None:
@@ -509,9 +510,10 @@ class RouterCore:
 
 def _topics_of(run: Run) -> set[int]:
     topics: set[int] = set()
-    offset = 0
+    offset: i64 = 0
     while offset < len(run.data):
-        topic_id, _, length = _TOPIC_BORN_LENGTH.unpack_from(run.data, offset)
-        topics.add(topic_id)
-        offset += MESSAGE_HEADER_BYTES + length
+        topic_id: i64 = read_i64_le(run.data, offset)
+        length: i64 = read_i64_le(run.data, offset + LENGTH_WORD_OFFSET) >> 32
+        topics.add(topic_id & U32)
+        offset += MESSAGE_HEADER_BYTES + (length & U32)
     return topics

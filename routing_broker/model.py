@@ -57,7 +57,6 @@ class Route:
     """Where some messages go and by when; shared by all topics for which all of this is the same."""
 
     __slots__ = (
-        "__weakref__",
         "backup",
         "deadline_ns",
         "may_shed",

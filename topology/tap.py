@@ -6,7 +6,7 @@ LAN and the cloud sees every byte; the tap reads the frames in them.
 
 from collections import Counter
 
-from overlay.batch import BATCH_HEADER_BYTES, MESSAGE_HEADER_BYTES, TOPIC_AND_LENGTH
+from overlay.batch import BATCH_HEADER_BYTES, MESSAGE_HEADER, MESSAGE_HEADER_BYTES
 from overlay.errors import ProtocolError
 from overlay.framing import FrameReader
 from overlay.messages import FrameKind
@@ -52,6 +52,6 @@ class TapStream:
     def _count(self, body: bytes) -> None:
         offset = BATCH_HEADER_BYTES
         while offset + MESSAGE_HEADER_BYTES <= len(body):
-            topic_id, length = TOPIC_AND_LENGTH.unpack_from(body, offset)
+            topic_id, _, _, _, length = MESSAGE_HEADER.unpack_from(body, offset)
             self._tap.messages[topic_id] += 1
             offset += MESSAGE_HEADER_BYTES + length

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from benchmarks import coordination as coordination_benchmark
+from benchmarks import cores as cores_benchmark
+from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.workload import Workload
 from isthmus.commands.bench_frame import crashes, frame
 from isthmus.errors import explain_errors
@@ -90,6 +92,20 @@ def coordination(
         file.write_text(json.dumps(result.to_record(), indent=2) + "\n")
         click.echo(f"raw result in {file}", err=True)
     click.echo(coordination_benchmark.table(result))
+
+
+@bench.command()
+@click.option("--topics", type=click.IntRange(TOPICS_LEAST), default=7_525, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Messages per topic.")
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
+)
+def cores(topics: int, rounds: int, file: Path | None) -> None:
+    """What one message costs in the core of each broker on its way."""
+    result = cores_benchmark.measure(topics, rounds)
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2) + "\n")
+    click.echo(cores_benchmark.summary(result))
 
 
 bench.add_command(frame)

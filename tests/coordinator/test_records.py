@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coordinator import EdgeRecord, Endpoint, EndpointKind, RecordError, RouterRecord, TopicRecord, paths
 from coordinator.records import ClusterRecord, EpochRecord, decode_candidate, encode_candidate
 from overlay.errors import InvalidNameError
+from overlay.limits import ENDPOINT_ID_MAX
 from overlay.qos import BEST_EFFORT, TopicQos
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True)
@@ -110,7 +111,7 @@ def test_errors_name_the_field_and_what_was_found() -> None:
         TopicRecord(0, "t", TopicQos(), None, None, 0)
 
 
-@given(st.sampled_from(EndpointKind), names, names, st.integers(0, 2**64 - 1))
+@given(st.sampled_from(EndpointKind), names, names, st.integers(0, ENDPOINT_ID_MAX))
 def test_endpoint_names_survive(kind: EndpointKind, lan: str, edge: str, endpoint_id: int) -> None:
     endpoint = Endpoint(kind, lan, edge, endpoint_id)
     assert Endpoint.parse(endpoint.name) == endpoint

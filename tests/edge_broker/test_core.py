@@ -1,8 +1,5 @@
 """The edge broker's rules: who in the LAN gets a message, and whether, where and how it leaves."""
 
-from collections.abc import Iterator
-from unittest.mock import patch
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,7 +88,9 @@ def test_messages_leave_as_this_edges_own_stamped_with_its_clock(lan: Lan) -> No
     lan.clock_shift_ns = 40 * MS  # the client's clock is ahead, or its messages took long: both look alike
     lan.publish(2)
     (body,) = bodies_of(lan.outboxes["r1"].take_frames(PLENTY, NOW))
-    assert decode_batch_header(body) == (urgency(RELIABLE), ORIGIN, 0, 2)
+    header = decode_batch_header(body)
+    assert (header.urgency, header.origin) == (urgency(RELIABLE), ORIGIN)
+    assert (header.clock_shift_ns, header.messages) == (0, 2)
     assert list(decode_messages(body)) == [a_message(each, born_ns=NOW - 40 * MS) for each in (1, 2)]
 
 
@@ -118,7 +117,7 @@ def test_the_ingress_brings_stamps_to_its_clock_as_far_as_they_can_be_proven(
     lan.core.admit_from_client(lan.publisher, body, link_ns, NOW)
     for outbox in (subscriber.outbox, lan.outboxes["r1"]):
         (body,) = bodies_of(outbox.take_frames(PLENTY, NOW))
-        assert decode_batch_header(body)[2] == 0
+        assert decode_batch_header(body).clock_shift_ns == 0
         assert list(decode_messages(body)) == [a_message(1, born_ns=stamp_ns)]
     lan.router_up("r2")
     lan.router_down("r1")
@@ -394,14 +393,8 @@ def test_best_effort_messages_are_dropped_and_counted_while_no_router_is_up() ->
     assert lan.sent_to("r1") == [3]
 
 
-@pytest.fixture
-def _small_limits() -> Iterator[None]:
-    with patch("overlay.retention.UNSENT_MAX_MESSAGES", 6):
-        yield
-
-
-@pytest.mark.usefixtures("_small_limits")
-def test_beyond_the_limit_of_unsent_messages_the_oldest_are_lost_and_counted(lan: Lan) -> None:
+def test_beyond_the_limit_of_unsent_messages_the_oldest_are_lost_and_counted() -> None:
+    lan = Lan(unsent_most=6)
     lan.interest(REMOTE)
     lan.publish(8)
     assert lan.dropped == {DropReason.NO_ROUTER: 2}
@@ -409,8 +402,8 @@ def test_beyond_the_limit_of_unsent_messages_the_oldest_are_lost_and_counted(lan
     assert lan.sent_to("r1") == [3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.usefixtures("_small_limits")
-def test_what_is_too_much_to_take_back_from_a_lost_router_is_counted(lan: Lan) -> None:
+def test_what_is_too_much_to_take_back_from_a_lost_router_is_counted() -> None:
+    lan = Lan(unsent_most=6)
     lan.interest(REMOTE, backup=None)
     lan.router_up("r1")
     lan.publish(9)

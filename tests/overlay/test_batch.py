@@ -5,14 +5,18 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from librt.strings import read_i64_le
 
 from overlay.batch import (
     BATCH_HEADER_BYTES,
+    BORN_OFFSET,
     FRAME_OVERHEAD_BYTES,
-    MESSAGE_HEADER_BYTES,
-    TOPIC_AND_LENGTH,
-    BatchHeader,
+    LENGTH_WORD_OFFSET,
+    PUBLISHER_OFFSET,
+    SEQUENCE_OFFSET,
+    U32,
     Run,
+    check_messages,
     decode_batch_header,
     decode_messages,
     encode_batch,
@@ -22,14 +26,15 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES, FrameReader
 from overlay.messages import UNKNOWN_CLOCK_SHIFT, FrameKind, Message
 
+u63 = st.integers(0, 2**63 - 1)
 u64 = st.integers(0, 2**64 - 1)
 _messages = st.lists(
     st.builds(
         Message,
         topic_id=st.integers(0, 2**32 - 1),
-        publisher=u64,
-        sequence=u64,
-        born_ns=u64,
+        publisher=u63,
+        sequence=u63,
+        born_ns=u63,
         payload=st.binary(max_size=40),
     ),
     max_size=10,
@@ -60,18 +65,35 @@ def test_a_batch_survives_its_bytes_however_it_is_cut_into_runs(
     ((kind, body),) = reader.take_frames()
     assert reader.pending_bytes == 0
     assert kind == FrameKind.DATA
-    assert decode_batch_header(body) == BatchHeader(*header, len(messages))
+    decoded = decode_batch_header(body)
+    assert (decoded.urgency, decoded.origin, decoded.clock_shift_ns) == header
+    assert decoded.messages == len(messages)
     assert list(decode_messages(body)) == messages
     assert body[BATCH_HEADER_BYTES:] == b"".join(map(_encode, messages))
     assert len(encoded) == FRAME_OVERHEAD_BYTES + sum(len(run.data) for run in runs)
 
 
 @given(_messages.filter(bool))
-def test_a_routing_broker_reads_the_same_topic_and_length(messages: list[Message]) -> None:
+def test_single_fields_are_where_the_offsets_say(messages: list[Message]) -> None:
     for message in messages:
         data = _encode(message)
-        assert TOPIC_AND_LENGTH.size == MESSAGE_HEADER_BYTES
-        assert TOPIC_AND_LENGTH.unpack_from(data) == (message.topic_id, len(message.payload))
+        assert read_i64_le(data, 0) & U32 == message.topic_id
+        assert read_i64_le(data, PUBLISHER_OFFSET) == message.publisher
+        assert read_i64_le(data, SEQUENCE_OFFSET) == message.sequence
+        assert read_i64_le(data, BORN_OFFSET) == message.born_ns
+        assert read_i64_le(data, LENGTH_WORD_OFFSET) >> 32 & U32 == len(message.payload)
+
+
+@given(st.binary(max_size=200), st.integers(0, 4))
+def test_the_quick_check_and_the_decoder_agree_about_any_bytes(messages: bytes, count: int) -> None:
+    body = encode_batch(0, 0, 0, [Run(count, messages)])[FRAME_HEADER_BYTES:]
+    try:
+        check_messages(body, count)
+    except ProtocolError:
+        with pytest.raises(ProtocolError):
+            list(decode_messages(body))
+    else:
+        assert len(list(decode_messages(body))) == count
 
 
 @given(_messages)

@@ -267,7 +267,7 @@ class OutboxMachine(RuleBasedStateMachine):
         for body in bodies:
             header = decode_batch_header(body)
             run = Run(header.messages, body[-_payload_bytes(body) :])
-            self.outbox.append(0, *header[:3], run, self.now_ns)
+            self.outbox.append(0, header.urgency, header.origin, header.clock_shift_ns, run, self.now_ns)
             self.waiting.push(Waiting(0, _numbers(body), None, len(run.data)))
         self.wire.reconnect()
         self.acknowledged_messages = len(self.got)

@@ -1,8 +1,5 @@
 """Retention of one publisher's messages, against a model of two lists."""
 
-from collections.abc import Iterator
-from unittest.mock import patch
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +13,6 @@ _operations = st.lists(
     min_size=10,
     max_size=60,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_limit() -> Iterator[None]:
-    with patch("overlay.retention.UNSENT_MAX_MESSAGES", UNSENT_MAX):
-        yield
 
 
 def _message(sequence: int) -> bytes:
@@ -54,7 +45,7 @@ class Model:
 def test_retention_keeps_what_a_model_of_two_lists_keeps(
     capacity: int, operations: list[str], data: st.DataObject
 ) -> None:
-    retention = Retention(capacity)
+    retention = Retention(capacity, UNSENT_MAX)
     model = Model(capacity)
     last = 0
     router = False
@@ -94,7 +85,7 @@ def test_retention_keeps_what_a_model_of_two_lists_keeps(
 
 @given(st.integers(1, UNSENT_MAX), st.integers(0, 20))
 def test_sent_messages_are_kept_up_to_the_capacity(capacity: int, count: int) -> None:
-    retention = Retention(capacity)
+    retention = Retention(capacity, UNSENT_MAX)
     for sequence in range(1, count + 1):
         retention.keep_sent(_message(sequence))
     assert retention.resend() == [_message(s) for s in range(max(1, count - capacity + 1), count + 1)]
@@ -102,7 +93,7 @@ def test_sent_messages_are_kept_up_to_the_capacity(capacity: int, count: int) ->
 
 
 def test_unsent_messages_are_kept_beyond_the_capacity_and_the_oldest_fall_off_counted() -> None:
-    retention = Retention(2)
+    retention = Retention(2, UNSENT_MAX)
     for sequence in range(1, UNSENT_MAX + 4):
         retention.keep_unsent(_message(sequence))
     assert (retention.unsent, retention.dropped) == (UNSENT_MAX, 3)
@@ -111,14 +102,14 @@ def test_unsent_messages_are_kept_beyond_the_capacity_and_the_oldest_fall_off_co
 
 
 def test_a_newer_message_cannot_overtake_unsent_ones() -> None:
-    retention = Retention(2)
+    retention = Retention(2, UNSENT_MAX)
     retention.keep_unsent(_message(1))
     with pytest.raises(AssertionError, match="unsent messages must go out before newer ones"):
         retention.keep_sent(_message(2))
 
 
 def test_recalled_messages_are_merged_in_order_without_doubles() -> None:
-    retention = Retention(2)
+    retention = Retention(2, UNSENT_MAX)
     for sequence in range(1, 6):
         retention.keep_sent(_message(sequence))
     retention.recall({sequence: _message(sequence) for sequence in (2, 4, 5)})

@@ -505,7 +505,8 @@ def test_every_interested_edge_of_another_lan_gets_exactly_its_messages_by_deadl
 def _take_with_headers(peer: Peer) -> list[tuple[Header, Message]]:
     outbox: Outbox = peer.outbox
     return [
-        (decode_batch_header(body)[:3], message)
+        ((header.urgency, header.origin, header.clock_shift_ns), message)
         for body in bodies_of(outbox.take_frames(PLENTY, 0))
+        for header in [decode_batch_header(body)]
         for message in decode_messages(body)
     ]

@@ -1,0 +1,230 @@
+"""What a message costs in each broker's core: no sockets, no event loop, no other process.
+
+FRAME's workload goes through the real cores in the order of its journey: ingress edge, routing
+broker, egress edge. What each core took is timed apart, in processor time of this thread, the
+cutting into frames for the next hop included. What is left of a broker's cost is its runtime:
+system calls, the event loop, heartbeats.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks import machine
+from benchmarks.frame_workload import (
+    BACKUP_DELAY_MS,
+    CATEGORIES,
+    FAILOVER_MS,
+    PAYLOAD_BYTES,
+    SUBSCRIBER_DELAY_MS,
+    categories_of,
+    proxies,
+    topic_name,
+)
+from edge_broker.core import EdgeCore
+from overlay.batch import BATCH_HEADER_BYTES, FRAME_OVERHEAD_BYTES, Run, encode_batch, encode_message
+from overlay.bounds import Delays
+from overlay.limits import MIB, MILLISECOND_NS
+from overlay.messages import EndpointKind
+from overlay.outbox import Outbox, Ticket
+from overlay.urgency import urgency
+from routing_broker.core import RouterCore
+
+FRAMES_PER_TURN: Final = 4
+"""Frames a broker reads before it writes: an event loop under load behaves about like this."""
+SUBSCRIBING_CLIENTS: Final = 4
+_STEP_NS: Final = MILLISECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Microseconds per message in one core."""
+
+    core: str
+    microseconds: float
+    messages: int
+    frames: int
+
+
+class _Stage:
+    """One core with its clock: frames in, frames out."""
+
+    def __init__(self, core: str) -> None:
+        self.core = core
+        self.spent_s = 0.0
+        self.messages = 0
+        self.frames = 0
+
+    def run(
+        self,
+        bodies: list[bytes],
+        admit: Callable[[bytes, int], int],
+        outboxes: list[Outbox],
+        after: Callable[[Outbox, int], object],
+    ) -> list[bytes]:
+        """Admit frames a few at a time; what goes into the first outbox is returned as bodies."""
+        onward: list[bytes] = []
+        now_ns = time.monotonic_ns()
+        began_s = time.thread_time()
+        for start in range(0, len(bodies), FRAMES_PER_TURN):
+            now_ns += _STEP_NS
+            for body in bodies[start : start + FRAMES_PER_TURN]:
+                self.messages += admit(body, now_ns)
+            for number, outbox in enumerate(outboxes):
+                frames = outbox.take_frames(MIB, now_ns)
+                after(outbox, len(frames))
+                if not number:
+                    onward.extend(frames)
+        self.spent_s += time.thread_time() - began_s
+        self.frames += len(bodies)
+        return [frame[FRAME_OVERHEAD_BYTES - BATCH_HEADER_BYTES :] for frame in onward]
+
+    def cost(self) -> Cost:
+        """What has been measured."""
+        return Cost(self.core, 1e6 * self.spent_s / max(1, self.messages), self.messages, self.frames)
+
+
+class _Acknowledger:
+    """Peers that take everything at once and say so."""
+
+    def __init__(self) -> None:
+        self._received: dict[int, int] = {}
+
+    def __call__(self, outbox: Outbox, frames: int) -> list[Ticket]:
+        received = self._received[id(outbox)] = self._received.get(id(outbox), 0) + frames
+        return outbox.acknowledge(received)
+
+
+class Chain:
+    """An ingress edge, a routing broker with a backup, an egress edge: only their cores."""
+
+    def __init__(self, topics: int) -> None:
+        delays = Delays(
+            0,
+            *(
+                round(delay_ms * MILLISECOND_NS)
+                for delay_ms in (SUBSCRIBER_DELAY_MS, BACKUP_DELAY_MS, FAILOVER_MS)
+            ),
+        )
+        self._topics = topics
+        self._ingress = EdgeCore("edge-a", "lan-a", origin=1)
+        self._egress = EdgeCore("edge-b", "lan-b", origin=2)
+        self._router = RouterCore(delays=delays)
+        self._to_router = Outbox()
+        self._to_backup = Outbox()
+        self._publisher = self._ingress.client("publishers", Outbox())
+        self._subscribers = [
+            self._egress.client(f"subscriber {number}", Outbox()) for number in range(SUBSCRIBING_CLIENTS)
+        ]
+        self._source = self._router.peer("edge-a", "lan-a")
+        self._acknowledge = _Acknowledger()
+        self._sequence = 0
+        self._declare()
+
+    def _declare(self) -> None:
+        categories = categories_of(self._topics)
+        subscribers = [("lan-b", "edge-b")]
+        self._ingress.router_up("router", self._to_router, 1)
+        self._router.backup_up("backup", self._to_backup, 1)
+        for number in range(self._topics):
+            qos = CATEGORIES[categories[number]].qos()
+            name = topic_name(number, categories[number])
+            known = frozenset({number + 1})
+            for core, client, kind in (
+                (self._ingress, self._publisher, EndpointKind.PUBLISHER),
+                (self._egress, self._subscribers[number % SUBSCRIBING_CLIENTS], EndpointKind.SUBSCRIBER),
+            ):
+                topic = core.ensure_topic(number, name, qos)
+                core.add_endpoint(client, kind, number + 1, topic)
+                core.set_interest(
+                    topic,
+                    primary="router",
+                    backup="backup",
+                    subscribers=subscribers,
+                    publishers=known,
+                    now_ns=1,
+                )
+            self._router.set_topic(number, name, qos, {"edge-b": "lan-b"}, 1, "backup")
+
+    def measure(self, rounds: int) -> list[Cost]:
+        """Send one message of every topic per round; the first round is not counted."""
+        self._round([_Stage("warm-up") for _ in range(3)])
+        stages = [_Stage("ingress edge"), _Stage("routing broker"), _Stage("egress edge")]
+        for _ in range(rounds):
+            self._round(stages)
+        costs = [stage.cost() for stage in stages]
+        assert len({cost.messages for cost in costs}) == 1, "messages were lost on the way"
+        return costs
+
+    def _round(self, stages: list[_Stage]) -> None:
+        ingress, router, egress = stages
+        to_egress = self._router.peer("edge-b", "lan-b").outbox
+        bodies = ingress.run(
+            self._publish(),
+            lambda body, now_ns: self._ingress.admit_from_client(self._publisher, body, 0, now_ns)[0],
+            [self._to_router],
+            self._acknowledge,
+        )
+        bodies = router.run(
+            bodies,
+            lambda body, now_ns: self._router.admit(self._source, body, 0, now_ns)[0],
+            [to_egress, self._to_backup],
+            self._router_wrote,
+        )
+        egress.run(
+            bodies,
+            lambda body, now_ns: self._egress.admit_from_broker(body, 0, now_ns, "router")[0],
+            [client.outbox for client in self._subscribers],
+            self._acknowledge,
+        )
+
+    def _router_wrote(self, outbox: Outbox, frames: int) -> None:
+        tickets = self._acknowledge(outbox, frames)
+        if outbox is self._to_backup:
+            self._router.take_prunes()
+        else:
+            self._router.acknowledged(tickets)
+
+    def _publish(self) -> list[bytes]:
+        """One frame of each proxy, each with a message of each of its topics."""
+        self._sequence += 1
+        born_ns = time.monotonic_ns()
+        payload = bytes(PAYLOAD_BYTES)
+        bodies = []
+        for proxy in proxies(self._topics):
+            messages = [
+                encode_message(number, number + 1, self._sequence, born_ns, payload)
+                for number in proxy.topics
+            ]
+            run = Run(len(messages), b"".join(messages))
+            frame = encode_batch(urgency(proxy.category.qos()), 1, 0, (run,))
+            bodies.append(frame[FRAME_OVERHEAD_BYTES - BATCH_HEADER_BYTES :])
+        return bodies
+
+
+def measure(topics: int, rounds: int) -> dict[str, Any]:
+    """Costs per core, as JSON has them."""
+    chain = Chain(topics)
+    gc.collect()
+    gc.freeze()
+    costs = chain.measure(rounds)
+    return {
+        "topics": topics,
+        "rounds": rounds,
+        "compiled": machine.is_compiled(),
+        "cores": [
+            {"core": cost.core, "us_per_message": round(cost.microseconds, 3), "messages": cost.messages}
+            for cost in costs
+        ],
+        "machine": machine.describe(),
+    }
+
+
+def summary(result: dict[str, Any]) -> str:
+    """A result as text for people."""
+    way = "compiled" if result["compiled"] else "interpreted"
+    lines = [f"{result['topics']} topics, {way}", "", "| core | µs per message |", "|---|---:|"]
+    lines.extend(f"| {row['core']} | {row['us_per_message']:.2f} |" for row in result["cores"])
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""Compiles the modules every message passes through, where that is possible; all else is in pyproject.toml.
+
+They are ordinary typed Python and run interpreted too. Compiled they are what `pip install` gives
+where there is a C compiler; an editable installation stays interpreted until `make compile`, so that
+edits take effect. `ISTHMUS_COMPILE=0` and `=1` decide it either way; with 1 a failure is an error.
+"""
+
+import os
+import shutil
+import sys
+
+from mypyc.build import mypycify
+from setuptools import setup
+from setuptools.extension import Extension
+
+HOT_MODULES = (
+    "overlay/batch.py",
+    "overlay/bounds.py",
+    "overlay/delay.py",
+    "overlay/framing.py",
+    "overlay/history.py",
+    "overlay/limits.py",
+    "overlay/outbox.py",
+    "overlay/retention.py",
+    "overlay/schedule.py",
+    "overlay/shedding.py",
+    "edge_broker/core.py",
+    "edge_broker/frames.py",
+    "edge_broker/model.py",
+    "routing_broker/backup.py",
+    "routing_broker/core.py",
+    "routing_broker/model.py",
+)
+
+
+def extensions() -> list[Extension]:
+    """The compiled modules; none if they are not wanted or cannot be made here."""
+    wanted = os.environ.get("ISTHMUS_COMPILE")
+    compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
+    if wanted is None:
+        editable = "editable_wheel" in sys.argv or "egg_info" in sys.argv
+        wanted = "0" if editable or not any(map(shutil.which, compilers)) else "try"
+    if wanted == "0":
+        return []
+    os.environ.setdefault("MYPYPATH", "typings")
+    made: list[Extension] = mypycify(list(HOT_MODULES), opt_level="3")
+    for extension in made:
+        extension.optional = wanted == "try"
+    return made
+
+
+setup(ext_modules=extensions())
