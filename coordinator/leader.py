@@ -37,6 +37,7 @@ from coordinator.limits import (
     OPERATIONS_PER_TRANSACTION,
     PLAN_ASIDE_TOPICS,
     READS_PER_WAVE,
+    REST_PER_WORK,
     REVIEW_S,
     ROUND_INTERVAL_S,
     SCRUB_TOPICS,
@@ -160,8 +161,7 @@ class Leader:
             await self._make_folders(self._routers)
             now_ns = self._clock()
             changes = await self._plan(self._routers, now_ns)
-            for start in range(0, len(changes), CHANGES_PER_WAVE):
-                await self._write(changes[start : start + CHANGES_PER_WAVE])
+            finished = await self._carry_out(changes, self._routers)
             if self._untidy:
                 await self._tidy()
             await self._remove_folders(now_ns)
@@ -171,7 +171,7 @@ class Leader:
             self._reload = True
             await self._session.wait_connected()
             return 0.0
-        if self._reload:
+        if self._reload or not finished:
             return ROUND_INTERVAL_S
         if self._in_term_for(max(ABSENCE_GRACE_S, SETTLE_S), self._clock()):
             return ABSENCE_GRACE_S / 4
@@ -254,7 +254,10 @@ class Leader:
         self._unreadable &= names
         new = sorted(names - self._topics.keys() - self._unreadable)
         for start in range(0, len(new), READS_PER_WAVE):
+            began_ns = self._clock()
             await asyncio.gather(*(self._read_topic(topic) for topic in new[start : start + READS_PER_WAVE]))
+            if start + READS_PER_WAVE < len(new):
+                await self._rest(began_ns)
 
     async def _read_topic(self, topic: str) -> None:
         try:
@@ -291,6 +294,33 @@ class Leader:
         except NodeExistsError:
             self._reload = True
         self._folders.setdefault(router, set())
+
+    async def _carry_out(self, changes: list[Change], routers: dict[str, RouterRecord]) -> bool:
+        """Write changes, those of topics that nobody serves first and at once.
+
+        For the others the data plane has found its way already, and the leader takes its time. Says
+        whether all are written: if there is news meanwhile, a new plan comes first.
+        """
+        unserved: list[Change] = []
+        served: list[Change] = []
+        for change in changes:
+            before = self._topics[change.topic].record
+            alive = before.primary in routers or before.backup in routers
+            (served if alive else unserved).append(change)
+        for start in range(0, len(unserved), CHANGES_PER_WAVE):
+            await self._write(unserved[start : start + CHANGES_PER_WAVE])
+        for start in range(0, len(served), CHANGES_PER_WAVE):
+            began_ns = self._clock()
+            await self._write(served[start : start + CHANGES_PER_WAVE])
+            if start + CHANGES_PER_WAVE < len(served):
+                await self._rest(began_ns)
+                if self._wake.is_set():
+                    return False
+        return True
+
+    async def _rest(self, began_ns: int) -> None:
+        """Leave the processor to messages for a while after work that began at `began_ns`."""
+        await asyncio.sleep(REST_PER_WORK * (self._clock() - began_ns) / SECOND_NS)
 
     async def _write(self, changes: list[Change]) -> None:
         """Write changes in transactions, all on their way at once."""

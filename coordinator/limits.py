@@ -52,10 +52,13 @@ MOVES_PER_ROUND_SHARE: Final = 0.05
 """A round of rebalancing touches at most the larger of this number and this share of the topics."""
 PLAN_ASIDE_TOPICS: Final = 1_000
 """From this many topics on the plan is made on another thread: the leader also forwards messages."""
-READS_PER_WAVE: Final = 128
+READS_PER_WAVE: Final = 32
 """Topic records a leader asks for before it lets other work of its event loop go on."""
-CHANGES_PER_WAVE: Final = 256
+CHANGES_PER_WAVE: Final = 64
 """Changes that are encoded and sent before the leader lets other work of its event loop go on."""
+REST_PER_WORK: Final = 2.0
+"""After such a wave the leader rests this many times as long as it took, where nothing is urgent: topics
+that are served can wait, messages cannot."""
 SCRUB_TOPICS: Final = 256
 """Topic records a leader reads again with each resync, in turn."""
 

@@ -338,8 +338,10 @@ class EdgeBroker:
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
         self.declarations.expire_interest(now_ns)
-        for topic in self.core.expire(now_ns):
-            self.declarations.forget_topic(topic)
+        for forgotten in self.core.expire_in_steps(now_ns):
+            for topic in forgotten:
+                self.declarations.forget_topic(topic)
+            await asyncio.sleep(0)
         wanted = {f"{Role.ROUTER}:{name}" for name in self._needed_routers()}
         wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
         for key in list(self._dialers):

@@ -88,7 +88,7 @@ _RETENTION_LINGER_NS: Final = 10 * SECOND_NS
 _UNSENT_LINGER_NS: Final = 60 * SECOND_NS
 """How long its unsent messages wait for a routing broker."""
 _TOPICS_AT_A_TIME: Final = 500
-"""Topics that get a new routing broker before the most urgent of them are written."""
+"""Topics that are looked after before messages are: a millisecond or two of work."""
 _SHARED_ROUTES_MAX: Final = 4_096
 """Routes remembered for sharing; forgetting them costs memory, nothing else."""
 _HISTORY_LINGER_NS: Final = 2 * _UNSENT_LINGER_NS
@@ -217,18 +217,28 @@ class EdgeCore:
 
         Returns the topics forgotten.
         """
-        for topic in self._topics.values():
-            for publisher in [item for item in topic.publishers.values() if item.client is None]:
-                patience_ns = _UNSENT_LINGER_NS if publisher.retention.unsent else _RETENTION_LINGER_NS
-                if now_ns - publisher.departed_ns > patience_ns:
-                    self._dropped[DropReason.NO_ROUTER] += publisher.retention.unsent
-                    del topic.publishers[publisher.publisher_id]
-            if topic.histories:
-                topic.expire_histories(now_ns, _HISTORY_LINGER_NS)
-        idle = [topic for topic in self._topics.values() if topic.is_idle]
-        for topic in idle:
-            del self._topics[topic.topic_id]
-        return idle
+        return [topic for topics in self.expire_in_steps(now_ns) for topic in topics]
+
+    def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
+        """The same for many topics; the caller may do other things in between."""
+        topics = list(self._topics.values())
+        for start in range(0, len(topics), _TOPICS_AT_A_TIME):
+            idle: list[Topic] = []
+            for topic in topics[start : start + _TOPICS_AT_A_TIME]:
+                self._expire_topic(topic, now_ns)
+                if topic.is_idle and self._topics.get(topic.topic_id) is topic:
+                    del self._topics[topic.topic_id]
+                    idle.append(topic)
+            yield idle
+
+    def _expire_topic(self, topic: Topic, now_ns: int) -> None:
+        for publisher in [item for item in topic.publishers.values() if item.client is None]:
+            patience_ns = _UNSENT_LINGER_NS if publisher.retention.unsent else _RETENTION_LINGER_NS
+            if now_ns - publisher.departed_ns > patience_ns:
+                self._dropped[DropReason.NO_ROUTER] += publisher.retention.unsent
+                del topic.publishers[publisher.publisher_id]
+        if topic.histories:
+            topic.expire_histories(now_ns, _HISTORY_LINGER_NS)
 
     # Control: what ZooKeeper and the links say
 

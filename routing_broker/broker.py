@@ -50,6 +50,8 @@ log = logging.getLogger("isthmus.router")
 
 _TOPIC_LINGER_S: Final = 30.0
 """How long a topic is still served after it was assigned to others."""
+_TOPICS_AT_A_TIME: Final = 500
+"""Topics that are looked after before messages are."""
 _EDGE_LINGER_NS: Final = 10 * SECOND_NS
 """How long messages wait for an edge that is neither registered nor connected."""
 _LOAD_REPORT_S: Final = 5.0
@@ -327,9 +329,11 @@ class RoutingBroker:
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
         self.core.expire(now_ns)
-        for topic, subscribers in self._subscribers.items():
-            if subscribers.expire(now_ns):
+        for number, (topic, subscribers) in enumerate(list(self._subscribers.items()), 1):
+            if self._subscribers.get(topic) is subscribers and subscribers.expire(now_ns):
                 self._set_topic(topic)
+            if number % _TOPICS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
         for name in self._dialers.keys() - self._partners() - self._routers.keys():
             await self._dialers.pop(name).stop()
             self._links.pop(f"{Role.ROUTER}:{name}", None)

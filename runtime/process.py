@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -10,11 +9,11 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
+from runtime.garbage import Garbage
+
 log = logging.getLogger("isthmus.process")
 
 SWITCH_INTERVAL_S: Final = 0.0005
-GARBAGE_THRESHOLDS: Final = (20_000, 50, 100)
-"""A broker makes little garbage that needs a collection, and holds much that one would look through."""
 
 
 class Service(Protocol):
@@ -37,7 +36,7 @@ async def serve(service: Service, *, started: Callable[[], None] | None = None) 
     """Run a service until SIGTERM or SIGINT: the first one drains, a second one ends at once."""
     # ZooKeeper's client has threads of its own: messages should not wait long for them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    garbage = Garbage()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -53,7 +52,12 @@ async def serve(service: Service, *, started: Callable[[], None] | None = None) 
         await service.start()
         if started is not None:
             started()
-        await stop.wait()
+        garbage.start()
+        setting_aside = loop.create_task(every(1.0, garbage.set_aside), name="garbage")
+        try:
+            await stop.wait()
+        finally:
+            setting_aside.cancel()
         log.info("draining")
         await _first_of(service.drain(), hurry.wait())
     finally:

@@ -1,0 +1,49 @@
+"""The collector looks at the young every time, and at the rest once it has grown."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.garbage import GROWTH_LEAST, LOOK_EVERY, Garbage
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def garbage() -> Iterator[Garbage]:
+    before = gc.get_threshold()
+    garbage = Garbage()
+    garbage.start()
+    yield garbage
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+def test_a_young_cycle_goes_by_itself(garbage: Garbage) -> None:
+    gone = weakref.ref(Node())
+    keep = [[number] for number in range(2 * gc.get_threshold()[0])]
+    assert gone() is None
+    assert keep
+
+
+def test_what_is_set_aside_is_not_looked_at_until_much_has_been_added(garbage: Garbage) -> None:
+    node = Node()
+    gone = weakref.ref(node)
+    garbage.set_aside()
+    del node
+    gc.collect()
+    assert gone() is not None, "a collection still looks at what was set aside"
+    for _ in range(LOOK_EVERY):
+        garbage.set_aside()
+    assert garbage.full_collections == 1
+    more = [[number] for number in range(gc.get_freeze_count() + GROWTH_LEAST)]
+    for _ in range(LOOK_EVERY):
+        garbage.set_aside()
+    assert garbage.full_collections == 2
+    assert gone() is None
+    assert more
