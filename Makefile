@@ -40,6 +40,19 @@ format: install ## Rewrite the sources in the house format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+.PHONY: compile
+compile: install ## Compile the hot modules in place (needs a C compiler)
+	ISTHMUS_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	@$(BIN)/python -c 'from runtime.compiled import compiled_modules as c; print(len(c()), "modules compiled")'
+
+.PHONY: interpret
+interpret: ## Remove the compiled modules again
+	rm -f *.so overlay/*.so edge_broker/*.so routing_broker/*.so
+
+.PHONY: test-compiled
+test-compiled: compile ## The tests of the hot modules and of whole overlays, compiled
+	$(BIN)/python -m pytest $(TESTFLAGS) tests/overlay tests/edge_broker tests/routing_broker tests/runtime tests/integration
+
 .PHONY: test
 test: install ## Unit and integration tests, with a real ZooKeeper
 	$(BIN)/python -m pytest $(TESTFLAGS)
@@ -51,5 +64,5 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
 
 .PHONY: clean
-clean: ## Remove the virtual environment and caches
+clean: interpret ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -27,6 +27,7 @@ HOT_MODULES = (
     "edge_broker/core.py",
     "edge_broker/frames.py",
     "edge_broker/model.py",
+    "edge_broker/resending.py",
     "routing_broker/backup.py",
     "routing_broker/core.py",
     "routing_broker/model.py",

@@ -31,6 +31,7 @@ from overlay.messages import EndpointKind
 from overlay.outbox import Outbox, Ticket
 from overlay.urgency import urgency
 from routing_broker.core import RouterCore
+from runtime.compiled import compiled_modules
 
 FRAMES_PER_TURN: Final = 4
 """Frames a broker reads before it writes: an event loop under load behaves about like this."""
@@ -79,11 +80,15 @@ class _Stage:
                     onward.extend(frames)
         self.spent_s += time.thread_time() - began_s
         self.frames += len(bodies)
-        return [frame[FRAME_OVERHEAD_BYTES - BATCH_HEADER_BYTES :] for frame in onward]
+        return [_body(frame) for frame in onward]
 
     def cost(self) -> Cost:
         """What has been measured."""
         return Cost(self.core, 1e6 * self.spent_s / max(1, self.messages), self.messages, self.frames)
+
+
+def _body(frame: bytes) -> bytes:
+    return frame[FRAME_OVERHEAD_BYTES - BATCH_HEADER_BYTES :]
 
 
 class _Acknowledger:
@@ -101,7 +106,7 @@ class Chain:
     """An ingress edge, a routing broker with a backup, an egress edge: only their cores."""
 
     def __init__(self, topics: int) -> None:
-        delays = Delays(
+        self._delays = Delays(
             0,
             *(
                 round(delay_ms * MILLISECOND_NS)
@@ -111,7 +116,7 @@ class Chain:
         self._topics = topics
         self._ingress = EdgeCore("edge-a", "lan-a", origin=1)
         self._egress = EdgeCore("edge-b", "lan-b", origin=2)
-        self._router = RouterCore(delays=delays)
+        self._router = RouterCore(delays=self._delays)
         self._to_router = Outbox()
         self._to_backup = Outbox()
         self._publisher = self._ingress.client("publishers", Outbox())
@@ -158,6 +163,30 @@ class Chain:
         assert len({cost.messages for cost in costs}) == 1, "messages were lost on the way"
         return costs
 
+    def fail_over(self) -> dict[str, float]:
+        """Milliseconds each core works when the primary dies."""
+        backup = RouterCore(delays=self._delays)
+        backup.backup_up("router", Outbox(), 1)
+        self._ingress.router_up("backup", Outbox(), 1)
+        # Nothing is acknowledged any more: the primary dies with all of this unread or undispatched.
+        now_ns = time.monotonic_ns()
+        for body in self._publish():
+            self._ingress.admit_from_client(self._publisher, body, 0, now_ns)
+        for frame in self._to_router.take_frames(MIB, now_ns):
+            self._router.admit(self._source, _body(frame), 0, now_ns)
+        for number, frame in enumerate(self._to_backup.take_frames(MIB, now_ns), 1):
+            backup.keep("router", number, _body(frame), 0)
+        began_s = time.thread_time()
+        for _ in self._ingress.router_down_in_steps("router", now_ns):
+            pass
+        turned_s = time.thread_time()
+        backup.recover("router", now_ns)
+        recovered_s = time.thread_time()
+        return {
+            "ingress edge turns to the backup": 1e3 * (turned_s - began_s),
+            "backup recovers copies": 1e3 * (recovered_s - turned_s),
+        }
+
     def _round(self, stages: list[_Stage]) -> None:
         ingress, router, egress = stages
         to_egress = self._router.peer("edge-b", "lan-b").outbox
@@ -200,7 +229,7 @@ class Chain:
             ]
             run = Run(len(messages), b"".join(messages))
             frame = encode_batch(urgency(proxy.category.qos()), 1, 0, (run,))
-            bodies.append(frame[FRAME_OVERHEAD_BYTES - BATCH_HEADER_BYTES :])
+            bodies.append(_body(frame))
         return bodies
 
 
@@ -210,14 +239,16 @@ def measure(topics: int, rounds: int) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     costs = chain.measure(rounds)
+    failover_ms = chain.fail_over()
     return {
         "topics": topics,
         "rounds": rounds,
-        "compiled": machine.is_compiled(),
+        "compiled": bool(compiled_modules()),
         "cores": [
             {"core": cost.core, "us_per_message": round(cost.microseconds, 3), "messages": cost.messages}
             for cost in costs
         ],
+        "failover_ms": {what: round(took_ms, 1) for what, took_ms in failover_ms.items()},
         "machine": machine.describe(),
     }
 
@@ -227,4 +258,6 @@ def summary(result: dict[str, Any]) -> str:
     way = "compiled" if result["compiled"] else "interpreted"
     lines = [f"{result['topics']} topics, {way}", "", "| core | µs per message |", "|---|---:|"]
     lines.extend(f"| {row['core']} | {row['us_per_message']:.2f} |" for row in result["cores"])
+    lines += ["", "| when the primary dies | ms |", "|---|---:|"]
+    lines.extend(f"| {what} | {took_ms:.0f} |" for what, took_ms in result["failover_ms"].items())
     return "\n".join(lines)

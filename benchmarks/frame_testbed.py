@@ -58,7 +58,7 @@ class Setup:
     mode: str
     pinning: str = "none"
     niceness: int = 0
-    """Of all processes while they are measured; below 0 needs the right to."""
+    """Of all processes; below 0 needs the right to."""
     session_timeout_s: float = 4.0
     silence_ms: float = 1_000.0
     """Counts as a broker's death while its connections stay open; a killed one is noticed by their end."""
@@ -87,6 +87,7 @@ class Testbed:
         """Start everything and declare all endpoints."""
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_TIMEOUT_S))
         await asyncio.to_thread(self._zookeeper.start, START_TIMEOUT_S)
+        self._prioritise(ZOOKEEPER)
         for name in (PRIMARY, BACKUP, INGRESS, EGRESS):
             await self.start_broker(name)
         await self.wait_for(self._is_led, "a leader")
@@ -166,19 +167,25 @@ class Testbed:
             await asyncio.sleep(0.05)
 
     def pin(self) -> None:
-        """Put every thread of every process on the core its pinning names, with the priority wanted."""
-        cores = PINNINGS[self.setup.pinning]
-        for name in (*self._children, ZOOKEEPER):
-            if self.setup.niceness:
-                # Each process is a session of its own, and Linux may weigh whole sessions first.
-                with contextlib.suppress(OSError):
-                    Path(f"/proc/{self.pid(name)}/autogroup").write_text(str(self.setup.niceness))
-            for task in Path(f"/proc/{self.pid(name)}/task").iterdir():
+        """Put every thread of every process on the core its pinning names."""
+        for name, core in PINNINGS[self.setup.pinning].items():
+            for thread in self._threads(name):
                 with contextlib.suppress(ProcessLookupError):
-                    if name in cores:
-                        os.sched_setaffinity(int(task.name), {cores[name]})
-                    if self.setup.niceness:
-                        os.setpriority(os.PRIO_PROCESS, int(task.name), self.setup.niceness)
+                    os.sched_setaffinity(thread, {core})
+
+    def _prioritise(self, name: str) -> None:
+        """Give a process the priority wanted, before it has many threads; new ones inherit it."""
+        if not self.setup.niceness:
+            return
+        # Each process is a session of its own, and Linux may weigh whole sessions first.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid(name)}/autogroup").write_text(str(self.setup.niceness))
+        for thread in self._threads(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, thread, self.setup.niceness)
+
+    def _threads(self, name: str) -> list[int]:
+        return [int(task.name) for task in Path(f"/proc/{self.pid(name)}/task").iterdir()]
 
     def pid(self, name: str) -> int:
         """The process id."""
@@ -199,6 +206,7 @@ class Testbed:
     async def _start_child(self, name: str, module: str, arguments: Sequence[str]) -> Child:
         child = self._children[name] = Child(name, module, arguments, self.directory)
         await child.start()
+        self._prioritise(name)
         return child
 
     async def _declare(self, name: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from overlay import outbox
+from runtime.compiled import compiled_modules
 
 
 def describe() -> dict[str, Any]:
@@ -19,18 +19,13 @@ def describe() -> dict[str, Any]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
-        "compiled": is_compiled(),
+        "compiled": bool(compiled_modules()),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor(),
         "cores": available_cores(),
         "memory_gib": memory_gib(),
         "load_average_before": os.getloadavg()[0],
     }
-
-
-def is_compiled() -> bool:
-    """The hot modules run as machine code (`make compile`) rather than interpreted."""
-    return not str(outbox.__file__).endswith(".py")
 
 
 def processor() -> str:

@@ -50,6 +50,7 @@ from edge_broker.model import (
     Topic,
     topic_statistics,
 )
+from edge_broker.resending import Resending
 from overlay.batch import (
     BATCH_HEADER_BYTES,
     BORN_OFFSET,
@@ -267,7 +268,9 @@ class EdgeCore:
             for publisher in topic.publishers.values():
                 publisher.retention.forget()
         touched: set[Peer] = set()
-        self._retarget(topic, touched, now_ns)
+        again = Resending()
+        self._retarget(topic, again)
+        self._send_again(again, touched, now_ns)
         return touched
 
     def router_up(self, name: str, outbox: Outbox, now_ns: int) -> set[Peer]:
@@ -610,19 +613,22 @@ class EdgeCore:
     ) -> Iterator[set[Peer]]:
         """Choose anew the routing brokers of all topics that `name` serves, some topics at a time."""
         touched: set[Peer] = set()
+        again = Resending()
         concerned = [topic for topic in self._topics.values() if name in (topic.primary, topic.backup)]
         concerned.sort(key=attrgetter("deadline_ns"))
         for number, topic in enumerate(concerned, 1):
             if gone is not None and topic.target is gone:
                 self._recall(topic, undelivered)
-            self._retarget(topic, touched, now_ns)
+            self._retarget(topic, again)
             if number % _TOPICS_AT_A_TIME == 0:
+                self._send_again(again, touched, now_ns)
                 yield touched
         # A topic may have been given to others while its messages were still on their way.
         for topic in self._topics.values() if gone is not None else ():
             if topic.target is gone:
                 self._recall(topic, undelivered)
-                self._retarget(topic, touched, now_ns)
+                self._retarget(topic, again)
+        self._send_again(again, touched, now_ns)
         yield touched
 
     def _recall(self, topic: Topic, undelivered: Mapping[int, Mapping[int, bytes]]) -> None:
@@ -633,8 +639,8 @@ class EdgeCore:
             retention.recall(undelivered.get(publisher.publisher_id, {}))
             self._dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
 
-    def _retarget(self, topic: Topic, touched: set[Peer], now_ns: int) -> None:
-        """Choose the topic's routing broker anew; a new one gets everything retained."""
+    def _retarget(self, topic: Topic, again: Resending) -> None:
+        """Choose the topic's routing broker anew; a new one is to get everything retained."""
         target = self._choose_target(topic)
         changed = target is not topic.target
         topic.target = target
@@ -642,24 +648,27 @@ class EdgeCore:
         if not changed or target is None:
             return
         self._target_changes += 1
-        route = self._route((target,), topic)
+        route = topic.forward if len(topic.forward.peers) == 1 else self._route((target,), topic)
         for publisher in topic.publishers.values():
-            again = publisher.retention.resend()
-            self._resent += len(again)
-            for message in again:  # each a run of its own: together they may be too large for a frame
-                self._send(route, Run(1, message), touched, now_ns)
+            for message in publisher.retention.resend():
+                again.add(route, message)
+                self._resent += 1
+
+    def _send_again(self, again: Resending, touched: set[Peer], now_ns: int) -> None:
+        for route, run in again.take():
+            self._send(route, run, touched, now_ns)
 
     def _update_routes(self, topic: Topic) -> None:
         topic.deliver = self._route(tuple(topic.subscribers), topic)
         self._update_onward(topic)
 
     def _update_onward(self, topic: Topic) -> None:
-        local = tuple(topic.subscribers)
         onward = [self._lan_edges[edge] for edge in topic.interested_edges if edge in self._lan_edges]
         if topic.target is not None:
             onward.append(topic.target)
-        topic.forward = self._route(tuple(onward), topic)
-        topic.ingress = self._route((*local, *onward), topic) if local else topic.forward
+        topic.forward = topic.ingress = self._route(tuple(onward), topic)
+        if topic.subscribers:
+            topic.ingress = self._route((*topic.subscribers, *onward), topic)
 
     def _route(self, peers: tuple[Peer, ...], topic: Topic) -> Route:
         # A peer is nobody's equal but its own, so peers are good keys.

@@ -8,7 +8,9 @@ are kept beyond N up to a limit of their own; what falls off then is lost and co
 from collections import deque
 from collections.abc import Mapping
 
-from overlay.batch import MESSAGE_HEADER
+from librt.strings import read_i64_le
+
+from overlay.batch import SEQUENCE_OFFSET
 from overlay.limits import UNSENT_MAX_MESSAGES
 
 
@@ -65,7 +67,7 @@ class Retention:
         if not undelivered:
             self._unsent = len(self._messages)
             return
-        by_sequence = {MESSAGE_HEADER.unpack_from(message)[2]: message for message in self._messages}
+        by_sequence = {read_i64_le(message, SEQUENCE_OFFSET): message for message in self._messages}
         by_sequence.update(undelivered)
         self._messages = deque(by_sequence[sequence] for sequence in sorted(by_sequence))
         overflow = len(self._messages) - self._unsent_most

@@ -6,8 +6,15 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.embedded import EmbeddedZooKeeper
+from runtime.compiled import stale_modules
 
 _chroot_numbers = itertools.count(1)
+
+
+def pytest_configure() -> None:
+    """Refuse to test something else than the sources."""
+    if stale := stale_modules():
+        pytest.exit(f"{', '.join(stale)}: compiled before the source was changed: make compile or interpret")
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ from coordinator.java import find_java
 from isthmus.commands.cluster import open_console, open_table, quiet_logs
 from isthmus.errors import explain_errors, run_async
 from overlay.discovery import DISCOVERY_GROUP, Announcement
+from runtime.compiled import compiled_modules, stale_modules
 from runtime.discovery import Announcer, discover
 
 PYTHON_MINIMUM: Final = (3, 11)
@@ -80,6 +81,17 @@ def check_python() -> Finding:
     return Finding(
         "Python", Level.PROBLEM, found, f"install Python {wanted} or newer, run make PYTHON=python3"
     )
+
+
+def check_compiled() -> Finding:
+    """Whether the modules every message passes run as machine code."""
+    check = "Hot modules"
+    if stale := stale_modules():
+        found = f"{', '.join(stale)} compiled before the source was changed"
+        return Finding(check, Level.WARNING, found, "make compile, or make interpret")
+    if compiled := compiled_modules():
+        return Finding(check, Level.OK, f"{len(compiled)} compiled")
+    return Finding(check, Level.OK, "interpreted: several times slower than after make compile")
 
 
 def check_java(needed: bool) -> Finding:
@@ -310,6 +322,7 @@ async def examine(zookeeper: str | None) -> list[Finding]:
     embedded = zookeeper is None
     checks: list[Callable[[], Finding | Coroutine[Any, Any, Finding]]] = [
         check_python,
+        check_compiled,
         lambda: check_java(embedded),
         lambda: check_jars(embedded),
         lambda: check_zookeeper(zookeeper),
