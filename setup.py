@@ -44,7 +44,7 @@ def extensions() -> list[Extension]:
     if wanted == "0":
         return []
     os.environ.setdefault("MYPYPATH", "typings")
-    made: list[Extension] = mypycify(list(HOT_MODULES), opt_level="3")
+    made: list[Extension] = mypycify(list(HOT_MODULES), opt_level="3", group_name="overlay.hot")
     for extension in made:
         extension.optional = wanted == "try"
     return made

@@ -20,6 +20,7 @@ def compiled_modules() -> dict[str, Path]:
         f"{package}.{file.name.removesuffix(suffix)}": file
         for package in _PACKAGES
         for file in sorted((root / package).glob(f"*{suffix}"))
+        if not file.name.endswith(f"__mypyc{suffix}")  # what they share
     }
 
 
