@@ -12,7 +12,7 @@ from clients.errors import (
 from clients.publisher import Publisher
 from clients.subscription import Overflow, ReceivedMessage, Subscription, SubscriptionStatistics
 from clients.synchronous import SynchronousClient, connect_synchronously
-from overlay.qos import BEST_EFFORT, Reliability, TopicQos
+from overlay.qos import BEST_EFFORT, Reliability, SubscriptionQos, TopicQos
 
 __all__ = [
     "BEST_EFFORT",
@@ -28,6 +28,7 @@ __all__ = [
     "RefusedError",
     "Reliability",
     "Subscription",
+    "SubscriptionQos",
     "SubscriptionStatistics",
     "SynchronousClient",
     "TopicQos",

@@ -29,16 +29,18 @@ from overlay.limits import ENDPOINT_ID_MAX, MIB
 from overlay.locator import Locator
 from overlay.messages import (
     ControlMessage,
+    Declare,
     Declared,
     Hello,
     Matched,
+    QosChanged,
     Refused,
     Role,
     Undeclare,
     Welcome,
 )
 from overlay.outbox import Outbox, Ticket
-from overlay.qos import TopicQos
+from overlay.qos import SubscriptionQos, TopicQos
 from runtime.discovery import discover
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
@@ -148,10 +150,15 @@ class Client:
         topic: str,
         qos: TopicQos | None = None,
         *,
+        request: SubscriptionQos | None = None,
         overflow: Overflow = Overflow.WAIT,
     ) -> Subscription:
-        """Declare a subscription; messages arrive from now on. Raises RefusedError."""
-        subscription = Subscription(self, _new_endpoint_id(), topic, qos, overflow)
+        """Declare a subscription; messages arrive from now on. Raises RefusedError.
+
+        `qos` is for a new topic. `request` is what this subscriber needs: as long as it is there,
+        the topic is served with that if it is stricter than what the topic and others ask for.
+        """
+        subscription = Subscription(self, _new_endpoint_id(), topic, qos, overflow, request)
         await self._declare(subscription)
         return subscription
 
@@ -185,6 +192,11 @@ class Client:
         """Queue messages; they leave in this loop turn if the link is up."""
         self._link.outbox.append(0, 0, self.incarnation, 0, run, self.clock())
         self._link.flush_soon()
+
+    def change_qos(self, message: Declare) -> None:
+        """Ask the edge broker for another quality of service of a topic."""
+        if not self._link.send(message):
+            raise ClosedError(f"no edge broker is connected to change topic {message.topic}: try again")
 
     def pause_reading(self) -> None:
         """A subscription is full: let messages wait at the edge broker."""
@@ -231,6 +243,8 @@ class Client:
         """Disconnected: the dialer tries the next edge broker."""
         link.holds_data = True
         self.edge = ""
+        for endpoint in self._endpoints.values():
+            endpoint.connection_lost()
 
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages for our subscriptions."""
@@ -250,6 +264,9 @@ class Client:
             endpoint = self._endpoints.get(message.endpoint)
             if isinstance(endpoint, Publisher):
                 endpoint.set_subscribers(message.subscribers)
+        elif isinstance(message, QosChanged):
+            if (changed := self._endpoints.get(message.endpoint)) is not None:
+                changed.qos = TopicQos.from_record(message.qos)
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} to a client")
 
@@ -303,12 +320,14 @@ class Client:
         self._release_when_declared()
 
     def _on_refused(self, message: Refused) -> None:
-        endpoint = self._endpoints.pop(message.endpoint, None)
-        self._undeclared.discard(message.endpoint)
+        endpoint = self._endpoints.get(message.endpoint)
         if endpoint is not None:
-            endpoint.end(RefusedError(message.code, message.reason))
-            if isinstance(endpoint, Publisher) and endpoint.sequence:
-                self._drop_messages_of(message.endpoint)
+            if not endpoint.refuse(RefusedError(message.code, message.reason)):
+                return
+            del self._endpoints[message.endpoint]
+        self._undeclared.discard(message.endpoint)
+        if isinstance(endpoint, Publisher) and endpoint.sequence:
+            self._drop_messages_of(message.endpoint)
         self._release_when_declared()
 
     def _drop_messages_of(self, publisher: int) -> None:

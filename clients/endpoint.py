@@ -4,7 +4,7 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from overlay.messages import Declare, Declared, EndpointKind
+from overlay.messages import Declare, Declared, EndpointKind, QosIntent
 from overlay.names import check_topic
 from overlay.qos import TopicQos
 
@@ -22,8 +22,9 @@ class Endpoint:
         self.endpoint_id = endpoint_id
         self.topic_id = 0
         self.qos = qos or TopicQos()
-        """The topic's quality of service, as the overlay has it once declared."""
+        """What the overlay serves the topic with, once declared; follows every change."""
         self._asked = qos
+        self._was_declared = False
         self._client = client
         self._declared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended: Exception | None = None
@@ -31,14 +32,25 @@ class Endpoint:
     def declaration(self) -> Declare:
         """The frame that tells an edge broker of this endpoint."""
         asked = self._asked.to_record() if self._asked is not None else None
-        return Declare(self.endpoint_id, self.kind, self.topic, asked)
+        # The topic may have been changed since the first time: then it is as it is.
+        intent = QosIntent.NEW if self._was_declared else QosIntent.MATCH
+        return Declare(self.endpoint_id, self.kind, self.topic, asked, intent)
 
     def set_declared(self, message: Declared) -> None:
         """The edge broker knows this endpoint."""
         self.topic_id = message.topic_id
         self.qos = TopicQos.from_record(message.qos)
+        self._was_declared = True
         if not self._declared.done():
             self._declared.set_result(None)
+
+    def refuse(self, error: Exception) -> bool:
+        """The edge broker refuses; says whether the endpoint is at its end."""
+        self.end(error)
+        return True
+
+    def connection_lost(self) -> None:
+        """The edge broker is gone; another one will be told of this endpoint."""
 
     async def wait_declared(self) -> None:
         """Wait for the edge broker's answer; raises what it refused with."""

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clients.endpoint import Endpoint
-from clients.errors import BacklogFullError, PayloadTooLargeError
+from clients.errors import BacklogFullError, ClosedError, PayloadTooLargeError
 from overlay.batch import Run, encode_message
 from overlay.limits import PAYLOAD_MAX_BYTES
-from overlay.messages import EndpointKind
+from overlay.messages import Declare, Declared, EndpointKind, QosIntent
 from overlay.qos import TopicQos
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Publisher(Endpoint):
         self.subscribers = 0
         """Subscribers of the topic in all LANs, as far as the edge broker knows."""
         self._matched = asyncio.Event()
+        self._change: asyncio.Future[None] | None = None
+        """Done when the edge broker has answered a change of the topic's quality of service."""
 
     async def publish(self, payload: bytes) -> int:
         """Publish a message, waiting first if too much waits already; returns its sequence."""
@@ -71,6 +73,44 @@ class Publisher(Endpoint):
                 self._matched.clear()
                 await self._matched.wait()
 
+    async def change_qos(self, qos: TopicQos) -> None:
+        """Give the topic another quality of service, for all its publishers and subscribers.
+
+        Raises RefusedError with the reason if it cannot be; then everything stays as it was.
+        """
+        self.check_open()
+        if self._change is not None:
+            raise ClosedError(f"topic {self.topic} is being changed already: wait for that first")
+        self._change = asyncio.get_running_loop().create_future()
+        try:
+            self._client.change_qos(
+                Declare(self.endpoint_id, self.kind, self.topic, qos.to_record(), QosIntent.CHANGE)
+            )
+            await self._change
+            self._asked = qos
+        finally:
+            self._change = None
+
+    def set_declared(self, message: Declared) -> None:
+        """The edge broker knows this publisher, or has changed its topic."""
+        super().set_declared(message)
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    def refuse(self, error: Exception) -> bool:
+        """The edge broker refuses; if it refuses a change, the publisher stays as it was."""
+        if self._change is None or self._change.done():
+            return super().refuse(error)
+        self._change.set_exception(error)
+        return False
+
+    def connection_lost(self) -> None:
+        """Whether a change was made before the edge broker was gone is not known."""
+        if self._change is not None and not self._change.done():
+            self._change.set_exception(
+                ClosedError(f"the connection was lost while topic {self.topic} was changed: try again")
+            )
+
     def set_subscribers(self, count: int) -> None:
         """The edge broker tells how many subscribers there are."""
         self.subscribers = count
@@ -80,3 +120,5 @@ class Publisher(Endpoint):
         """No more messages; later calls raise `error`."""
         super().end(error)
         self._matched.set()
+        if self._change is not None and not self._change.done():
+            self._change.set_exception(error)

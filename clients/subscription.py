@@ -3,15 +3,15 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from clients.endpoint import Endpoint
 from clients.errors import ClosedError
 from overlay.history import History, Verdict
-from overlay.messages import EndpointKind, Message
-from overlay.qos import TopicQos
+from overlay.messages import Declare, EndpointKind, Message
+from overlay.qos import SubscriptionQos, TopicQos
 
 if TYPE_CHECKING:
     from clients.client import Client
@@ -59,9 +59,16 @@ class Subscription(Endpoint):
     kind = EndpointKind.SUBSCRIBER
 
     def __init__(
-        self, client: "Client", endpoint_id: int, topic: str, qos: TopicQos | None, overflow: Overflow
+        self,
+        client: "Client",
+        endpoint_id: int,
+        topic: str,
+        qos: TopicQos | None,
+        overflow: Overflow,
+        request: SubscriptionQos | None = None,
     ) -> None:
         super().__init__(client, endpoint_id, topic, qos)
+        self._request = request
         self._overflow = overflow
         self._queue: deque[ReceivedMessage] = deque()
         self._arrived = asyncio.Event()
@@ -71,6 +78,11 @@ class Subscription(Endpoint):
         self._late = 0
         self._dropped = 0
         self._holding = False
+
+    def declaration(self) -> Declare:
+        """The frame that tells an edge broker of this subscription."""
+        request = self._request.to_record() if self._request is not None else None
+        return replace(super().declaration(), request=request)
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         return self

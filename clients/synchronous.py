@@ -17,7 +17,7 @@ from clients.client import CONNECT_TIMEOUT_S, Client
 from clients.errors import ClosedError
 from clients.publisher import Publisher
 from clients.subscription import ReceivedMessage, Subscription
-from overlay.qos import TopicQos
+from overlay.qos import SubscriptionQos, TopicQos
 
 Result = TypeVar("Result")
 
@@ -68,9 +68,11 @@ class SynchronousClient:
             publisher = self._publishers[topic] = self.run(self._client.publisher(topic, qos))
         return self.run(publisher.publish(payload))
 
-    def subscribe(self, topic: str, qos: TopicQos | None = None) -> SynchronousSubscription:
+    def subscribe(
+        self, topic: str, qos: TopicQos | None = None, *, request: SubscriptionQos | None = None
+    ) -> SynchronousSubscription:
         """Subscribe; messages arrive from now on."""
-        return SynchronousSubscription(self, self.run(self._client.subscribe(topic, qos)))
+        return SynchronousSubscription(self, self.run(self._client.subscribe(topic, qos, request=request)))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until the edge broker has everything published. Raises TimeoutError."""

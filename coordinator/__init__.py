@@ -29,7 +29,15 @@ from coordinator.errors import (
 )
 from coordinator.mirror import Watch
 from coordinator.policy import FewestTopics, LoadPolicy, MessageRate, policy_by_name
-from coordinator.records import EdgeRecord, Endpoint, RouterRecord, TopicRecord, TopicView
+from coordinator.records import (
+    EdgeRecord,
+    Endpoint,
+    FlagRecord,
+    RouterRecord,
+    TopicRecord,
+    TopicView,
+    requests_of,
+)
 from coordinator.registration import Registration
 from coordinator.session import Session, SessionState, SessionStatistics
 from overlay.messages import EndpointKind
@@ -51,6 +59,7 @@ __all__ = [
     "EndpointKind",
     "FencedError",
     "FewestTopics",
+    "FlagRecord",
     "FourLetterError",
     "JavaNotFoundError",
     "LoadPolicy",
@@ -80,4 +89,5 @@ __all__ = [
     "check_placements",
     "plan",
     "policy_by_name",
+    "requests_of",
 ]

@@ -6,12 +6,13 @@ import logging
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from coordinator import paths
 from coordinator.election import Candidacy, LeaderChange, Mandate
 from coordinator.errors import (
+    BadVersionError,
     ClusterFormatError,
     ConnectionLostError,
     CoordinationError,
@@ -44,17 +45,22 @@ from coordinator.records import (
     EdgeRecord,
     Endpoint,
     EpochRecord,
+    FlagRecord,
     RouterRecord,
     TopicRecord,
     TopicView,
+    requests_of,
 )
 from coordinator.registration import Registration
 from coordinator.session import Session, SessionStatistics
-from overlay.qos import TopicQos, explain_difference
+from overlay.qos import SubscriptionQos, TopicQos, explain_difference
 
 _logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+
+DecideQos = Callable[[TopicQos, frozenset[SubscriptionQos]], TopicQos]
+"""Given what a topic has and what its subscribers ask for, what it shall have; raises to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +216,17 @@ class Coordinator:
 
     # Topics
 
-    async def declare_topic(self, name: str, qos: TopicQos | None = None) -> TopicRecord:
+    async def declare_topic(
+        self, name: str, qos: TopicQos | None = None, *, must_match: bool = True
+    ) -> TopicRecord:
         """The topic's record; makes the topic if it is new.
 
-        Without `qos` any existing topic will do. Raises TopicExistsError if it needs something else.
+        Without `qos`, or without `must_match`, any existing topic will do. Raises TopicExistsError
+        if it needs something else.
         """
-        return await self._insist(f"declaring topic {name!r}", lambda: self._declare(name, qos))
+        return await self._insist(f"declaring topic {name!r}", lambda: self._declare(name, qos, must_match))
 
-    async def _declare(self, name: str, qos: TopicQos | None) -> TopicRecord:
+    async def _declare(self, name: str, qos: TopicQos | None, must_match: bool) -> TopicRecord:
         path = paths.topic_path(name)
         while True:
             try:
@@ -228,12 +237,40 @@ class Coordinator:
                     continue
                 return record
             record = TopicRecord.from_json(data)
-            if qos is not None and (difference := explain_difference(record.qos, qos)):
+            if must_match and qos is not None and (difference := explain_difference(record.qos, qos)):
                 raise TopicExistsError(
                     f"topic {name!r} exists with another quality of service: {difference}. "
-                    "Ask for the same, for none, or use another topic"
+                    "Ask for the same or for none, change the topic, or use another one"
                 )
             return record
+
+    async def change_qos(self, name: str, decide: DecideQos) -> TopicRecord:
+        """Give a topic another quality of service; raises UnknownTopicError, and what `decide` raises.
+
+        `decide` is asked again if somebody else changed the topic meanwhile. Neither that nor an
+        assignment by the leader is ever overwritten: the record is replaced only in the version
+        that `decide` has seen.
+        """
+        return await self._insist(f"changing topic {name!r}", lambda: self._change_qos(name, decide))
+
+    async def _change_qos(self, name: str, decide: DecideQos) -> TopicRecord:
+        path = paths.topic_path(name)
+        while True:
+            try:
+                data, stat = await self._session.get(path)
+                names = await self._session.children(path)
+                record = TopicRecord.from_json(data)
+                endpoints = parse_endpoints(names, self._settings.counters, {}).values()
+                qos = decide(record.qos, requests_of(endpoints))
+                if qos == record.qos:
+                    return record
+                changed = replace(record, qos=qos)
+                await self._session.set(path, changed.to_json(), stat.version)
+            except NoNodeError:
+                raise _unknown(name) from None
+            except BadVersionError:
+                continue
+            return changed
 
     async def _make_topic(self, path: str, name: str, qos: TopicQos) -> TopicRecord | None:
         """Create a topic under a new id; None if somebody else has been faster."""
@@ -333,6 +370,37 @@ class Coordinator:
             return tuple(parse_endpoints(sorted(names), self._settings.counters, {}).values())
 
         return await self._insist(f"listing endpoints of topic {name!r}", read)
+
+    # Flags
+
+    async def raise_flag(self, flag: FlagRecord) -> None:
+        """Flag a topic until the flag is lowered, or this session is over."""
+        path = paths.flag_path(flag.router, flag.topic)
+        await self._within(f"flagging topic {flag.topic!r}", self._keeper.keep(path, flag.to_json()))
+
+    async def lower_flag(self, router: str, topic: str) -> None:
+        """Take a flag back; it is no error if there is none."""
+        path = paths.flag_path(router, topic)
+        await self._within(f"lowering the flag of topic {topic!r}", self._keeper.drop(path))
+
+    async def flags(self) -> dict[str, FlagRecord]:
+        """The flagged topics by name."""
+        names = await self._insist("listing flags", lambda: self._session.children(paths.FLAGS))
+
+        async def read(name: str) -> FlagRecord | None:
+            try:
+                data, _ = await self._session.get(f"{paths.FLAGS}/{name}")
+                return FlagRecord.from_json(data)
+            except NoNodeError:
+                return None  # lowered meanwhile
+            except RecordError as error:
+                _logger.info("flag %r is left out: %s", name, error)
+                return None
+
+        found = await self._insist(
+            "reading flags", lambda: asyncio.gather(*(read(name) for name in sorted(names)))
+        )
+        return {flag.topic: flag for flag in found if flag is not None}
 
     # Watches
 

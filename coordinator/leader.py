@@ -4,10 +4,11 @@ The decisions are made by `assignment.plan`. This module feeds it and carries ou
 
     hint ─▶ round: read new topics ─▶ plan ─▶ write in transactions ─▶ wait for the next hint
 
-The leader is the only one who changes the record of an existing topic, so it keeps all records
-in memory with their versions, reads only what is new, and re-reads a share of them with every
-resync. Every write checks the version of the record and the epoch. If a write fails, the tree is
-not as we think: what we know is thrown away and read again.
+The leader is the only one who changes who serves a topic, so it keeps all records in memory with
+their versions, reads only what is new, and re-reads a share of them with every resync. Every
+write checks the version of the record and the epoch. If a write fails, the tree is not as we
+think: what we know of the topics concerned is thrown away and read again. That happens too when
+somebody has changed a topic's quality of service since we read its record.
 
 The folders in /assignments follow from the topic records. They exist so that a router can watch
 its own topics and no others.
@@ -100,6 +101,8 @@ class Leader:
         """Topics by router, as /assignments has them."""
         self._reload = True
         self._folders_read = False
+        self._again = False
+        """Something must be read again at once."""
         self._untidy = True
         self._many_missing = False
         self._settled_at_ns: dict[str, int] = {}
@@ -150,6 +153,7 @@ class Leader:
     async def _round(self) -> float:
         """Do what is to be done now; returns how long to wait for a hint before the next round."""
         self._counters.rounds += 1
+        self._again = False
         try:
             if self._reload:
                 await self._load()
@@ -162,7 +166,7 @@ class Leader:
             now_ns = self._clock()
             changes = await self._plan(self._routers, now_ns)
             finished = await self._carry_out(changes, self._routers)
-            if self._untidy:
+            if self._untidy and not self._again:  # else some records are not known just now
                 await self._tidy()
             await self._remove_folders(now_ns)
         except ConnectionLostError as error:
@@ -171,7 +175,7 @@ class Leader:
             self._reload = True
             await self._session.wait_connected()
             return 0.0
-        if self._reload or not finished:
+        if self._reload or self._again or not finished:
             return ROUND_INTERVAL_S
         if self._in_term_for(max(ABSENCE_GRACE_S, SETTLE_S), self._clock()):
             return ABSENCE_GRACE_S / 4
@@ -362,7 +366,11 @@ class Leader:
             results = await self._mandate.commit(operations)
         except TransactionFailedError as error:
             _logger.info("the tree is not as the leader thought, it reads again: %s", error)
-            self._reload = True
+            # A record or a folder has changed; whose does not matter. Others are as they were.
+            self._folders_read = False
+            self._again = True
+            for change in changes:
+                self._topics.pop(change.topic, None)
             return
         self._counters.transactions += 1
         self._counters.changes += len(changes)

@@ -21,8 +21,10 @@ ROUTERS: Final = "/brokers/routing"
 EDGES: Final = "/brokers/edge"
 ASSIGNMENTS: Final = "/assignments"
 TOPICS: Final = "/topics"
+FLAGS: Final = "/flags"
+"""Topics whose promises do not hold now, ephemeral, one znode for each: <router>.<topic>."""
 
-FOLDERS: Final = (LEADER, IDS, BROKERS, ROUTERS, EDGES, ASSIGNMENTS, TOPICS)
+FOLDERS: Final = (LEADER, IDS, BROKERS, ROUTERS, EDGES, ASSIGNMENTS, TOPICS, FLAGS)
 """Every persistent folder, parents first."""
 
 NAMES_CACHED: Final = 65_536
@@ -86,3 +88,8 @@ def folder_path(router: str) -> str:
 def assignment_path(router: str, topic: str) -> str:
     """The znode that tells a router to serve a topic."""
     return f"{folder_path(router)}/{quote_topic(topic)}"
+
+
+def flag_path(router: str, topic: str) -> str:
+    """Where a router flags a topic."""
+    return f"{FLAGS}/{check_name('router', router)}.{quote_topic(topic)}"

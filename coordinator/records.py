@@ -6,17 +6,19 @@ it, reading raises RecordError and nothing else.
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from coordinator.errors import RecordError
 from coordinator.limits import TOPIC_ID_MAX
+from overlay.bounds import NO_DELAYS, Delays
 from overlay.errors import InvalidNameError, QosError
 from overlay.limits import ENDPOINT_ID_MAX
 from overlay.messages import EndpointKind
 from overlay.names import check_name, check_topic
-from overlay.qos import TopicQos
+from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos
 
 FORMAT = 1
 """Version of the tree's layout, written into /cluster."""
@@ -55,6 +57,8 @@ class RouterRecord:
     http: str = ""
     topics: int = 0
     """Topics it served as primary while `messages_per_s` was measured."""
+    delays: Delays = NO_DELAYS
+    """What it is configured to check topics against; for those who change topics and are no brokers."""
 
     def __post_init__(self) -> None:
         _checked_name("router", self.id)
@@ -78,6 +82,7 @@ class RouterRecord:
                 "draining": self.draining,
                 "load": {"messages_per_s": self.messages_per_s, "topics": self.topics},
                 "http": self.http,
+                "delays": asdict(self.delays),
             }
         )
 
@@ -87,6 +92,7 @@ class RouterRecord:
         kind = "router"
         fields = _decode(kind, data)
         load = _map(kind, fields, "load")
+        delays = _map(kind, fields, "delays") if "delays" in fields else asdict(NO_DELAYS)
         return cls(
             id=_text(kind, fields, "id"),
             locator=_text(kind, fields, "locator"),
@@ -96,6 +102,7 @@ class RouterRecord:
             messages_per_s=_number(kind, load, "messages_per_s"),
             http=_text(kind, fields, "http"),
             topics=_whole(kind, load, "topics"),
+            delays=Delays(**{name: _whole(kind, delays, name) for name in asdict(NO_DELAYS)}),
         )
 
 
@@ -232,39 +239,102 @@ def decode_candidate(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One publisher or subscriber of a topic. Its znode's name alone says all that routing needs."""
+    """One publisher or subscriber of a topic. Its znode's name alone says all that routing needs.
+
+    What a subscriber asks for is part of the name too, so that whoever lists the endpoints of a
+    topic can tell how strict its subscribers are, and a request lives exactly as long as its
+    subscriber.
+    """
 
     kind: EndpointKind
     lan: str
     edge: str
     endpoint_id: int
+    request: SubscriptionQos = NO_REQUEST
 
     def __post_init__(self) -> None:
         _checked_name("LAN", self.lan)
         _checked_name("edge", self.edge)
         if not 0 <= self.endpoint_id <= ENDPOINT_ID_MAX:
             raise RecordError(f"endpoint id is {self.endpoint_id}: it must fit in 63 bits")
+        if self.kind is EndpointKind.PUBLISHER and self.request != NO_REQUEST:
+            raise RecordError("a publisher asks for nothing: it declares what the topic offers")
 
     @property
     def name(self) -> str:
         """The znode's name, below its topic."""
-        return f"{self.kind}.{self.lan}.{self.edge}.{self.endpoint_id:016x}"
+        name = f"{self.kind}.{self.lan}.{self.edge}.{self.endpoint_id:016x}"
+        return name + _request_suffix(self.request)
 
     @classmethod
     def parse(cls, name: str) -> Self:
         """Read the znode's name."""
         parts = name.split(".")
-        if len(parts) != 4 or parts[0] not in {"pub", "sub"} or len(parts[3]) != 16:
+        if len(parts) not in {4, 5} or parts[0] not in {"pub", "sub"} or len(parts[3]) != 16:
             raise RecordError(
-                f"endpoint name is {name!r}: expected <pub|sub>.<lan>.<edge>.<16 hexadecimal digits>"
+                f"endpoint name is {name!r}: expected <pub|sub>.<lan>.<edge>.<16 hexadecimal digits>, "
+                "and of a subscriber what it asks for"
             )
+        request = _parse_request(name, parts[4]) if len(parts) == 5 else NO_REQUEST
         try:
-            endpoint = cls(EndpointKind(parts[0]), parts[1], parts[2], int(parts[3], 16))
+            endpoint = cls(EndpointKind(parts[0]), parts[1], parts[2], int(parts[3], 16), request)
         except ValueError:
             raise RecordError(f"endpoint name is {name!r}: {parts[3]!r} is not hexadecimal") from None
         if endpoint.name != name:
             raise RecordError(f"endpoint name is {name!r}: its digits are not in the usual form")
         return endpoint
+
+
+_REQUEST = re.compile(r"(?:d(?P<deadline>[0-9]{1,17}))?-?(?:l(?P<losses>[0-9]{1,10}))?")
+
+
+def _request_suffix(request: SubscriptionQos) -> str:
+    """What a subscriber asks for, at the end of its znode's name: `.d20000-l0` for 20 ms and no loss."""
+    parts = []
+    if request.deadline_ms is not None:
+        parts.append(f"d{round(request.deadline_ms * 1000)}")
+    if request.loss_tolerance is not None:
+        parts.append(f"l{request.loss_tolerance}")
+    return f".{'-'.join(parts)}" if parts else ""
+
+
+def _parse_request(name: str, text: str) -> SubscriptionQos:
+    match = _REQUEST.fullmatch(text)
+    if match is None:
+        raise RecordError(f"endpoint name is {name!r}: {text!r} is no request, expected one like d20000-l0")
+    deadline, losses = match["deadline"], match["losses"]
+    try:
+        return SubscriptionQos(
+            deadline_ms=int(deadline) / 1000 if deadline is not None else None,
+            loss_tolerance=int(losses) if losses is not None else None,
+        )
+    except QosError as error:
+        raise RecordError(f"endpoint name is {name!r}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class FlagRecord:
+    """A topic whose promise does not hold as the network is now, as its primary found."""
+
+    topic: str
+    router: str
+    """The primary that found it."""
+    reason: str
+    """For people: the numbers and the remedy."""
+
+    def to_json(self) -> bytes:
+        """The znode's content."""
+        return _encode({"topic": self.topic, "router": self.router, "reason": self.reason})
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Read the znode's content."""
+        fields = _decode("flag", data)
+        return cls(
+            topic=_text("flag", fields, "topic"),
+            router=_text("flag", fields, "router"),
+            reason=_text("flag", fields, "reason"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +345,16 @@ class TopicView:
     endpoints: frozenset[Endpoint]
     exists: bool = True
     """False once the topic has been deleted; then there are no routers and no endpoints."""
+
+    @property
+    def requests(self) -> frozenset[SubscriptionQos]:
+        """What its subscribers ask for, each request once."""
+        return requests_of(self.endpoints)
+
+
+def requests_of(endpoints: Iterable[Endpoint]) -> frozenset[SubscriptionQos]:
+    """What the subscribers among these ask for, each request once."""
+    return frozenset(endpoint.request for endpoint in endpoints if endpoint.request != NO_REQUEST)
 
 
 def _encode(fields: Mapping[str, Any]) -> bytes:

@@ -27,7 +27,7 @@ from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, We
 from runtime.config import EdgeConfig, listen_address
 from runtime.discovery import Announcer, multicast_interface
 from runtime.hub import Dialer, Hub, Identity
-from runtime.link import Link
+from runtime.link import Link, MeasuredLink
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
 from runtime.process import Background, every, new_incarnation, wait_until
 
@@ -38,6 +38,8 @@ _ROUTER_LINGER_NS: Final = 30 * SECOND_NS
 _BACKPRESSURE_CHECK_S: Final = 0.02
 _RELEASE_S: Final = 0.002
 """How often messages that wait for a predecessor are looked at, while there are any."""
+_SETTLE_S: Final = 0.005
+"""How often topics are looked at whose deadline has changed, while old messages may wait."""
 
 
 class EdgeBroker:
@@ -70,6 +72,7 @@ class EdgeBroker:
         self._unneeded_since_ns: dict[str, int] = {}
         self._paused: set[Link] = set()
         self._releasing: asyncio.TimerHandle | None = None
+        self._settling: asyncio.TimerHandle | None = None
         self._draining = False
 
     # Life
@@ -122,6 +125,8 @@ class EdgeBroker:
             self._announcer.close()
         if self._releasing is not None:
             self._releasing.cancel()
+        if self._settling is not None:
+            self._settling.cancel()
         await self.background.close()
         self.declarations.close()
         for watch in self._watches:
@@ -220,6 +225,21 @@ class EdgeBroker:
         self.flush(self.core.release_held(self.hub.clock()))
         if self.core.has_held:
             self._releasing = self.hub.loop.call_later(_RELEASE_S, self._release_held)
+
+    def settle_soon(self) -> None:
+        """The deadline of a topic has changed: let it count as soon as no older message waits."""
+        if self._settling is None:
+            self._settling = self.hub.loop.call_later(_SETTLE_S, self._settle)
+
+    def _settle(self) -> None:
+        self._settling = None
+        if self.core.settle():
+            self.settle_soon()
+
+    def measured_router(self, name: str | None) -> MeasuredLink | None:
+        """How far away a routing broker is; None while that is not known."""
+        link = self._links.get(f"{Role.ROUTER}:{name}")
+        return link.measured if link is not None else None
 
     def on_control(self, link: Link, message: ControlMessage) -> None:
         """A client declares or undeclares an endpoint."""

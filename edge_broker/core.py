@@ -29,6 +29,10 @@ its topic allows.
 Order: when routing brokers change, copies of messages race on two ways. For a while after such a
 disturbance a message whose predecessor is missing is held back, as long as its own deadline
 allows; at other times a gap is a loss and nothing waits for it.
+
+When a topic's deadline changes, messages that wait were given the old one. Until none of them
+waits any more, new ones get no earlier deadline than the latest of those (`floor_ns`), on routes
+of the topic's own, so that no other topic has to wait with it.
 """
 
 from collections import Counter
@@ -113,6 +117,8 @@ class EdgeCore:
         self._retain_more = retain_more
         self._held: dict[int, dict[int, Held]] = {}
         self._held_total = 0
+        self._settling: dict[Topic, None] = {}
+        """Topics whose deadline has changed while messages with the old one may wait."""
         self._disturbed_until_ns = 0
         self._lan = lan
         self._origin = origin
@@ -229,6 +235,7 @@ class EdgeCore:
                 self._expire_topic(topic, now_ns)
                 if topic.is_idle and self._topics.get(topic.topic_id) is topic:
                     del self._topics[topic.topic_id]
+                    self._settling.pop(topic, None)
                     idle.append(topic)
             yield idle
 
@@ -272,6 +279,36 @@ class EdgeCore:
         self._retarget(topic, again)
         self._send_again(again, touched, now_ns)
         return touched
+
+    def set_qos(self, topic: Topic, qos: TopicQos, now_ns: int) -> None:
+        """What the topic is served with from now on; `settle` must be called until nothing settles."""
+        if qos == topic.qos:
+            return
+        before_ns = topic.deadline_ns
+        topic.set_qos(qos)
+        for publisher in topic.publishers.values():
+            publisher.retention.resize(self._retention_of(topic))
+        if topic.deadline_ns != before_ns:
+            topic.floor_ns = max(topic.floor_ns, now_ns + before_ns)
+            self._settling[topic] = None
+        self._update_routes(topic)
+        for held in self._held.values():
+            for sequence, item in held.items():
+                if item.topic is topic:
+                    until_ns = min(item.until_ns, self._held_until(item, now_ns))
+                    held[sequence] = item._replace(until_ns=until_ns)
+
+    def settle(self) -> bool:
+        """Let changed deadlines count where no older messages wait; says whether some still do.
+
+        To be called every few milliseconds, when links have been written.
+        """
+        for topic in list(self._settling):
+            if not any(peer.outbox.has_waiting for peer in topic.peers):
+                del self._settling[topic]
+                topic.floor_ns = 0
+                self._update_routes(topic)
+        return bool(self._settling)
 
     def router_up(self, name: str, outbox: Outbox, now_ns: int) -> set[Peer]:
         """The link to a routing broker is up; returns peers with new data."""
@@ -559,15 +596,18 @@ class EdgeCore:
             if held is not None and sequence in held:
                 self._dropped[DropReason.DUPLICATE] += 1
                 return
-            born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
-            due_ns = born_ns + topic.deliver.deadline_ns - _HOLD_MARGIN_NS
-            until_ns = min(due_ns, now_ns + _HOLD_MOST_NS)
+            until_ns = self._held_until(item, now_ns)
             if until_ns > now_ns:
                 self._held.setdefault(publisher_id, {})[sequence] = item._replace(until_ns=until_ns)
                 self._held_total += 1
                 return
         self._deliver_now(publisher_id, sequence, item, touched, now_ns)
         self._release_successors(publisher_id, touched, now_ns)
+
+    @staticmethod
+    def _held_until(item: Held, now_ns: int) -> int:
+        born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
+        return min(born_ns + item.topic.deadline_ns - _HOLD_MARGIN_NS, now_ns + _HOLD_MOST_NS)
 
     def _deliver_now(
         self, publisher_id: int, sequence: int, item: Held, touched: set[Peer], now_ns: int
@@ -672,10 +712,12 @@ class EdgeCore:
 
     def _route(self, peers: tuple[Peer, ...], topic: Topic) -> Route:
         # A peer is nobody's equal but its own, so peers are good keys.
-        key = (peers, topic.requirements)
+        key = (peers, topic.requirements, topic if topic.floor_ns else None)
         route = self._routes.get(key)
         if route is None:
             if len(self._routes) >= _SHARED_ROUTES_MAX:
                 self._routes.clear()
             route = self._routes[key] = Route(peers, *topic.requirements)
+        if topic.floor_ns:
+            route.unknown_until_ns = max(route.unknown_until_ns, topic.floor_ns)
         return route

@@ -4,6 +4,11 @@ A declaration of a topic this edge serves already takes effect at once; a new to
 ZooKeeper first. The client is answered when its endpoint is registered, or, if ZooKeeper is
 away but the topic is known, after a short wait: data flows without ZooKeeper.
 
+What a subscriber asks for beyond what the topic was declared with is part of its endpoint's name in
+ZooKeeper. From the topic's record and the names of its endpoints every broker works out for itself
+what the topic is served with: the strictest of all. A request that cannot be met is refused before
+it is registered, so nobody else ever hears of it.
+
 An endpoint outlives its client's connection by its liveliness period. A client that comes back
 in time finds everything as it was; one that says goodbye is taken at its word.
 """
@@ -14,13 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 from coordinator import CoordinationError, Endpoint, TopicExistsError, TopicView, Watch
 from edge_broker.model import Peer, Topic
-from overlay.bounds import check_admission
+from overlay.bounds import Delays, admit, admit_request, check_admission
 from overlay.errors import InvalidNameError, OverlayError, QosError
 from overlay.limits import ENDPOINTS_MAX_PER_CLIENT, ROUTE_LINGER_NS, SECOND_NS
 from overlay.lingering import Lingering
-from overlay.messages import Declare, Declared, EndpointKind, Matched, Refused
+from overlay.messages import Declare, Declared, EndpointKind, Matched, QosChanged, QosIntent, Refused
 from overlay.names import check_topic
-from overlay.qos import TopicQos, explain_difference
+from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos, explain_difference, strictest
 from runtime.link import Link
 
 if TYPE_CHECKING:
@@ -35,9 +40,13 @@ _ANSWER_WITHIN_S: Final = 2.0
 class _Known:
     """A topic this edge mirrors."""
 
-    def __init__(self, topic: Topic, watch: Watch) -> None:
+    def __init__(self, topic: Topic, watch: Watch, declared: TopicQos) -> None:
         self.topic = topic
         self.watch = watch
+        self.declared = declared
+        """What the topic offers; `topic.qos` is that, or stricter if a subscriber asks for it."""
+        self.subscriptions: dict[int, tuple[Peer, SubscriptionQos]] = {}
+        """Of local clients: whose they are and what they ask for."""
         self.view: TopicView | None = None
         self.subscribers: Lingering[Endpoint] = Lingering(ROUTE_LINGER_NS)
         self.viewed = asyncio.Event()
@@ -114,7 +123,11 @@ class Declarations:
         broker = self._broker
         client: Peer = link.context
         try:
+            request = _request_of(message)
             known = await self._known_topic(link, message)
+            changed = await self._change_qos(known, message) if message.intent is QosIntent.CHANGE else None
+            if request is not NO_REQUEST:
+                admit_request(known.declared, request, self._delays(known, message.kind))
             if not link.is_up or (link, message.endpoint) not in self._pending:
                 return  # it will declare again when it is back, or has changed its mind
             topic = known.topic
@@ -126,7 +139,9 @@ class Declarations:
             return
         finally:
             self._pending.discard((link, message.endpoint))
-        endpoint = Endpoint(message.kind, broker.lan, broker.id, message.endpoint)
+        if message.kind is EndpointKind.SUBSCRIBER:
+            self._note_subscription(known, message.endpoint, client, request)
+        endpoint = Endpoint(message.kind, broker.lan, broker.id, message.endpoint, request)
         registered = broker.background.spawn(
             self._register(topic.name, endpoint), f"register {endpoint.name}"
         )
@@ -134,9 +149,66 @@ class Declarations:
         await asyncio.wait({registered, viewed}, timeout=_ANSWER_WITHIN_S)
         await asyncio.wait({registered}, timeout=_ANSWER_WITHIN_S)
         viewed.cancel()
-        link.send(Declared(message.endpoint, topic.topic_id, topic.qos.to_record()))
+        # What was declared or asked for just now may not have come back from ZooKeeper yet.
+        asked = {endpoint.request for endpoint in known.subscribers}
+        qos = strictest(changed or topic.qos, asked | {request})
+        link.send(Declared(message.endpoint, topic.topic_id, qos.to_record()))
         if message.kind is EndpointKind.PUBLISHER:
             link.send(Matched(message.endpoint, topic.subscribers_everywhere))
+
+    def _note_subscription(
+        self, known: _Known, endpoint: int, client: Peer, request: SubscriptionQos
+    ) -> None:
+        before = known.subscriptions.get(endpoint)
+        known.subscriptions[endpoint] = client, request
+        if before is not None and before[1] != request:
+            self._unregister_soon(known.topic.name, EndpointKind.SUBSCRIBER, endpoint, before[1])
+
+    async def _change_qos(self, known: _Known, message: Declare) -> TopicQos:
+        """A publisher wants its topic to have another quality of service. Raises if it cannot be.
+
+        The change takes effect when it comes back from ZooKeeper, here as at all other brokers.
+        """
+        if message.qos is None or message.kind is not EndpointKind.PUBLISHER:
+            raise QosError(
+                "a change of the topic's quality of service needs a publisher and all fields: "
+                "declare a publisher with them"
+            )
+        asked = TopicQos.from_record(message.qos)
+        delays = self._delays(known, message.kind)
+
+        def decide(current: TopicQos, requests: frozenset[SubscriptionQos]) -> TopicQos:
+            if asked != current:
+                admit(asked, requests, delays)
+            return asked
+
+        record = await self._broker.coordinator.change_qos(known.topic.name, decide)
+        log.info("quality of service changed", extra={"topic": record.name, "qos": record.qos.to_record()})
+        return record.qos
+
+    def _delays(self, known: _Known, kind: EndpointKind) -> Delays:
+        """What a declaration is checked against: what is configured, and what is measured if it is longer.
+
+        The network counts only for topics that cross it: with endpoints of the other kind elsewhere.
+        """
+        configured = self._broker.config.delays
+        if known.view is None or not any(
+            endpoint.kind is not kind and endpoint.lan != self._broker.lan
+            for endpoint in known.view.endpoints
+        ):
+            return configured
+        link = self._broker.measured_router(known.topic.primary)
+        if link is None:
+            return configured
+        publishes = kind is EndpointKind.PUBLISHER
+        return configured.at_least(
+            Delays(
+                publisher_to_primary_ns=link.one_way_ns if publishes else 0,
+                primary_to_subscriber_ns=0 if publishes else link.one_way_ns,
+                primary_to_backup_ns=0,
+                failover_ns=configured.failover_ns + link.noticed_late_ns,
+            )
+        )
 
     async def _register(self, topic: str, endpoint: Endpoint) -> None:
         try:
@@ -154,20 +226,22 @@ class Declarations:
             )
         name = check_topic(message.topic)
         qos = TopicQos.from_record(message.qos) if message.qos is not None else None
-        if qos is not None:
+        must_match = message.intent is QosIntent.MATCH
+        if qos is not None and must_match:
             check_admission(qos, self._broker.config.delays)
         known = self._known.get(name)
         if known is None:
-            record = await self._broker.coordinator.declare_topic(name, qos)
+            record = await self._broker.coordinator.declare_topic(name, qos, must_match=must_match)
             known = self._known.get(name)
             if known is None:
                 topic = self._broker.core.ensure_topic(record.id, name, record.qos)
                 watch = self._broker.coordinator.watch_topic(name, self._on_topic)
-                known = self._known[name] = _Known(topic, watch)
-        if qos is not None and qos != known.topic.qos:
+                known = self._known[name] = _Known(topic, watch, record.qos)
+        if qos is not None and must_match and qos != known.declared:
             raise TopicExistsError(
                 f"topic {name} exists with another quality of service: "
-                f"{explain_difference(known.topic.qos, qos)}; leave it out, or use another topic"
+                f"{explain_difference(known.declared, qos)}; leave it out, change the topic, "
+                "or use another one"
             )
         return known
 
@@ -177,6 +251,7 @@ class Declarations:
         if known is None:
             return
         known.view = view
+        known.declared = view.record.qos
         known.subscribers.update(
             (endpoint for endpoint in view.endpoints if endpoint.kind is EndpointKind.SUBSCRIBER),
             self._broker.hub.clock(),
@@ -193,6 +268,7 @@ class Declarations:
     def _set_interest(self, known: _Known) -> None:
         assert known.view is not None
         record = known.view.record
+        self._set_qos(known, strictest(record.qos, (endpoint.request for endpoint in known.subscribers)))
         touched = self._broker.core.set_interest(
             known.topic,
             primary=record.primary,
@@ -206,6 +282,19 @@ class Declarations:
             now_ns=self._broker.hub.clock(),
         )
         self._broker.flush(touched)
+
+    def _set_qos(self, known: _Known, qos: TopicQos) -> None:
+        """Serve a topic with this from now on, and tell its local endpoints."""
+        topic = known.topic
+        if qos == topic.qos:
+            return
+        self._broker.core.set_qos(topic, qos, self._broker.hub.clock())
+        self._broker.settle_soon()
+        record = qos.to_record()
+        for endpoint_id, publisher in topic.publishers.items():
+            self._broker.tell_client(publisher.client, QosChanged(endpoint_id, record))
+        for endpoint_id, (client, _) in known.subscriptions.items():
+            self._broker.tell_client(client, QosChanged(endpoint_id, record))
 
     def expire_interest(self, now_ns: int) -> None:
         """Stop sending where nobody has subscribed for a while; called every second."""
@@ -227,16 +316,37 @@ class Declarations:
         removed = broker.core.remove_endpoint(link.context, endpoint, broker.hub.clock())
         if removed is not None:
             topic, kind = removed
-            broker.background.spawn(
-                self._unregister(topic.name, Endpoint(kind, broker.lan, broker.id, endpoint)),
-                f"unregister from {topic.name}",
-            )
+            known = self._known.get(topic.name)
+            _, request = known.subscriptions.pop(endpoint, _NO_SUBSCRIPTION) if known else _NO_SUBSCRIPTION
+            self._unregister_soon(topic.name, kind, endpoint, request)
+
+    def _unregister_soon(
+        self, topic: str, kind: EndpointKind, endpoint_id: int, request: SubscriptionQos
+    ) -> None:
+        broker = self._broker
+        endpoint = Endpoint(kind, broker.lan, broker.id, endpoint_id, request)
+        broker.background.spawn(self._unregister(topic, endpoint), f"unregister from {topic}")
 
     async def _unregister(self, topic: str, endpoint: Endpoint) -> None:
         try:
             await self._broker.coordinator.remove_endpoint(topic, endpoint)
         except CoordinationError as error:
             log.warning("endpoint not unregistered yet", extra={"topic": topic, "error": str(error)})
+
+
+_NO_SUBSCRIPTION: Final = (None, NO_REQUEST)
+
+
+def _request_of(message: Declare) -> SubscriptionQos:
+    """What a declaration asks for. Raises QosError if it may not."""
+    if message.request is None:
+        return NO_REQUEST
+    request = SubscriptionQos.from_record(message.request)
+    if request == NO_REQUEST:
+        return NO_REQUEST
+    if message.kind is EndpointKind.PUBLISHER:
+        raise QosError("a publisher asks for nothing: declare what the topic offers")
+    return request
 
 
 def _refusal_code(error: Exception) -> str:

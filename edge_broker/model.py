@@ -109,6 +109,7 @@ class Topic:
         "deadline_ns",
         "deliver",
         "delivered",
+        "floor_ns",
         "forward",
         "histories",
         "ingress",
@@ -132,11 +133,9 @@ class Topic:
     def __init__(self, topic_id: int, name: str, qos: TopicQos) -> None:
         self.topic_id = topic_id
         self.name = name
-        self.qos = qos
-        self.deadline_ns = deadline_ns(qos)
-        self.requirements = (self.deadline_ns, urgency(qos), qos.loss_tolerance)
-        """What its routes depend on besides their peers."""
-        self.kept_messages = qos.kept_messages
+        self.set_qos(qos)
+        self.floor_ns = 0
+        """No message may be due before: older ones wait that were given a later deadline; 0 if none do."""
         self.publishers: dict[int, Publisher] = {}
         self.subscribers: Counter[Peer] = Counter()
         """Local clients that subscribe, with their number of endpoints."""
@@ -159,6 +158,19 @@ class Topic:
         """Messages accepted from local publishers."""
         self.delivered = 0
         """Messages given to local subscribers, each once however many there are."""
+
+    def set_qos(self, qos: TopicQos) -> None:
+        """What the topic is served with."""
+        self.qos = qos
+        self.deadline_ns = deadline_ns(qos)
+        self.requirements = (self.deadline_ns, urgency(qos), qos.loss_tolerance)
+        """What its routes depend on besides their peers."""
+        self.kept_messages = qos.kept_messages
+
+    @property
+    def peers(self) -> set[Peer]:
+        """Everyone its messages go to from here."""
+        return {*self.deliver.peers, *self.ingress.peers, *self.forward.peers}
 
     @property
     def is_idle(self) -> bool:

@@ -42,7 +42,13 @@ class Resending:
         return done
 
     def _finish(self) -> None:
-        for (route, _), messages in self._runs.items():
+        # The oldest first: the deadlines of two neighbouring milliseconds may be the same for an outbox.
+        for (route, _), messages in sorted(self._runs.items(), key=_born):
             self._done.append((route, Run(len(messages), b"".join(messages))))
         self._runs.clear()
         self._sizes.clear()
+
+
+def _born(item: tuple[tuple[Route, int], list[bytes]]) -> int:
+    (_, born), _ = item
+    return born

@@ -26,6 +26,7 @@ from overlay.messages import (
     Hello,
     Matched,
     Prune,
+    QosChanged,
     Refused,
     Undeclare,
     Welcome,
@@ -41,6 +42,7 @@ _TYPE_OF_KIND: Final[dict[int, type[ControlMessage]]] = {
     FrameKind.UNDECLARE: Undeclare,
     FrameKind.MATCHED: Matched,
     FrameKind.PRUNE: Prune,
+    FrameKind.QOS_CHANGED: QosChanged,
 }
 _KIND_OF_TYPE: Final = {message_type: kind for kind, message_type in _TYPE_OF_KIND.items()}
 _HINTS: Final = {message_type: get_type_hints(message_type) for message_type in _KIND_OF_TYPE}

@@ -61,6 +61,11 @@ class Liveness:
         return max(self._floor_ns, 2 * upper_ns + HEARTBEAT_SILENCE_INTERVALS * self.interval_ns)
 
     @property
+    def silence_beyond_floor_ns(self) -> int:
+        """What the round trip adds to the silence after which the peer counts as dead."""
+        return self.silence_limit_ns - self._floor_ns
+
+    @property
     def has_received(self) -> bool:
         """The peer has sent a heartbeat on this connection."""
         return self._echo_received_ns > 0

@@ -27,6 +27,7 @@ class FrameKind(IntEnum):
     UNDECLARE = 9
     MATCHED = 10
     PRUNE = 11
+    QOS_CHANGED = 12
 
 
 class Role(StrEnum):
@@ -42,6 +43,17 @@ class EndpointKind(StrEnum):
 
     PUBLISHER = "pub"
     SUBSCRIBER = "sub"
+
+
+class QosIntent(StrEnum):
+    """What the quality of service in a declaration is for."""
+
+    MATCH = "match"
+    """The topic must have it, or get it if it is new."""
+    NEW = "new"
+    """The topic gets it if it is new; else it stays as it is. So declares a client that was away."""
+    CHANGE = "change"
+    """The topic has it from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,9 @@ class Declare:
     topic: str
     qos: dict[str, Any] | None = None
     """None: take the topic as it is, or the default if it is new."""
+    intent: QosIntent = QosIntent.MATCH
+    request: dict[str, Any] | None = None
+    """Of a subscriber: what it needs beyond what the topic has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +135,7 @@ class Declared:
     endpoint: int
     topic_id: int
     qos: dict[str, Any] = field(default_factory=dict)
+    """What the topic is served with: what it was declared with, or stricter if a subscriber asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +170,17 @@ class Prune:
     """First and last numbers of ranges, in turn."""
 
 
-ControlMessage = Hello | Welcome | Close | Declare | Declared | Refused | Undeclare | Matched | Prune
+@dataclass(frozen=True, slots=True)
+class QosChanged:
+    """Edge to client: what the endpoint's topic is served with from now on."""
+
+    endpoint: int
+    qos: dict[str, Any] = field(default_factory=dict)
+
+
+ControlMessage = (
+    Hello | Welcome | Close | Declare | Declared | Refused | Undeclare | Matched | Prune | QosChanged
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@
 loss tolerance L, retention N).
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from overlay.errors import QosError, show
 from overlay.limits import (
@@ -80,15 +80,7 @@ class TopicQos:
     @classmethod
     def from_record(cls, record: object) -> Self:
         """Read the plain form back; raises QosError on anything else."""
-        if not isinstance(record, Mapping):
-            raise QosError(f"QoS is {type(record).__name__}, expected a map of fields")
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(str(name) for name in record if name not in known)
-        if unknown:
-            raise QosError(
-                f"QoS has unknown fields {', '.join(unknown)}: known are {', '.join(sorted(known))}"
-            )
-        values = dict(record)
+        values = _known_fields("QoS", {field.name for field in fields(cls)}, record)
         if "reliability" in values:
             try:
                 values["reliability"] = Reliability(values["reliability"])
@@ -97,6 +89,90 @@ class TopicQos:
                     f"reliability is {show(values['reliability'])}: use one of {', '.join(Reliability)}"
                 ) from None
         return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionQos:
+    """What one subscriber asks of a topic. `None` means: what the topic has will do.
+
+    A topic is served as its strictest subscriber asks (`strictest`). A subscriber can only make
+    it stricter: whoever asks for less gets what the others get.
+    """
+
+    deadline_ms: float | None = None
+    """Publisher to subscriber, soft; to the microsecond."""
+    loss_tolerance: int | None = None
+    """Most consecutive losses this subscriber can bear."""
+
+    def __post_init__(self) -> None:
+        if self.deadline_ms is not None:
+            _check_duration("deadline_ms", self.deadline_ms, PERIOD_MAX_NS)
+            if self.deadline_ms < DEADLINE_LEAST_MS:
+                raise QosError(
+                    f"deadline_ms is {self.deadline_ms:g}: a subscriber can ask for {DEADLINE_LEAST_MS:g} "
+                    "at least"
+                )
+        if self.loss_tolerance is not None:
+            _check_count("loss_tolerance", self.loss_tolerance, 2**31)
+
+    def to_record(self) -> dict[str, Any]:
+        """The plain form that travels in control frames."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: object) -> Self:
+        """Read the plain form back; raises QosError on anything else."""
+        return cls(**_known_fields("request", {field.name for field in fields(cls)}, record))
+
+
+DEADLINE_LEAST_MS: Final = 0.001
+NO_REQUEST: Final = SubscriptionQos()
+
+
+def strictest(offered: TopicQos, requests: Iterable[SubscriptionQos]) -> TopicQos:
+    """What a topic must be served with so that all its subscribers get what they ask for.
+
+    A best-effort topic keeps nothing to send again, so no request can make it lose less; such
+    requests are refused (`check_compatible`), and passed over here.
+    """
+    deadline_ms, loss_tolerance = offered.deadline_ms, offered.loss_tolerance
+    for request in requests:
+        if request.deadline_ms is not None and (deadline_ms is None or request.deadline_ms < deadline_ms):
+            deadline_ms = request.deadline_ms
+        if (
+            request.loss_tolerance is not None
+            and offered.reliability is Reliability.RELIABLE
+            and (loss_tolerance is None or request.loss_tolerance < loss_tolerance)
+        ):
+            loss_tolerance = request.loss_tolerance
+    if (deadline_ms, loss_tolerance) == (offered.deadline_ms, offered.loss_tolerance):
+        return offered
+    return replace(offered, deadline_ms=deadline_ms, loss_tolerance=loss_tolerance)
+
+
+def check_compatible(offered: TopicQos, requests: Iterable[SubscriptionQos]) -> None:
+    """Raise QosError if what subscribers ask for is of a kind the topic does not offer."""
+    if offered.reliability is Reliability.RELIABLE:
+        return
+    for request in requests:
+        if request.loss_tolerance is not None:
+            raise QosError(
+                f"a subscriber asks for a loss_tolerance of {request.loss_tolerance}, but the topic is "
+                "best_effort and keeps nothing to send again: set the topic's reliability to reliable, "
+                "or subscribe without a loss tolerance"
+            )
+
+
+def _known_fields(what: str, known: set[str], record: object) -> dict[str, Any]:
+    """The fields of a plain form, if it has no others."""
+    if not isinstance(record, Mapping):
+        raise QosError(f"{what} is {type(record).__name__}, expected a map of fields")
+    unknown = sorted(str(name) for name in record if name not in known)
+    if unknown:
+        raise QosError(
+            f"{what} has unknown fields {', '.join(unknown)}: known are {', '.join(sorted(known))}"
+        )
+    return dict(record)
 
 
 def _check_duration(name: str, value: object, most_ns: int) -> None:

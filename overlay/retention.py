@@ -76,6 +76,11 @@ class Retention:
             self.dropped += 1
         self._unsent = len(self._messages)
 
+    def resize(self, capacity: int) -> None:
+        """Keep this many from now on. What was never sent is kept in any case."""
+        self._capacity = capacity
+        self._trim()
+
     def forget(self) -> None:
         """Drop all messages: nobody else is interested any more."""
         self._messages.clear()

@@ -24,6 +24,7 @@ from coordinator import (
     CoordinationError,
     Coordinator,
     EndpointKind,
+    FlagRecord,
     Registration,
     RouterRecord,
     Session,
@@ -37,13 +38,15 @@ from overlay.lingering import Lingering
 from overlay.locator import Locator
 from overlay.messages import ControlMessage, Hello, Prune, Role, Welcome
 from overlay.outbox import Ticket
+from overlay.qos import SubscriptionQos, strictest
+from routing_broker.admission import AdmissionWatch, FlagChange, Interest, Network
 from routing_broker.core import RouterCore
 from routing_broker.mode import Mode
 from routing_broker.model import Peer
 from runtime.config import RouterConfig, listen_address
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
-from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
+from runtime.operations import OperationsServer, counter, counters, gauge, gauges, hub_metrics
 from runtime.process import Background, every, new_incarnation, wait_until
 
 log = logging.getLogger("isthmus.router")
@@ -57,6 +60,8 @@ _EDGE_LINGER_NS: Final = 10 * SECOND_NS
 _LOAD_REPORT_S: Final = 5.0
 _PRUNE_S: Final = 0.005
 """How long prunes are collected before they are sent."""
+_SETTLE_S: Final = 0.005
+"""How often topics are looked at whose deadline has changed, while old messages may wait."""
 
 
 class RoutingBroker:
@@ -80,8 +85,9 @@ class RoutingBroker:
         self._topic_watches: dict[str, Watch] = {}
         self._topic_ids: dict[str, int] = {}
         self._views: dict[str, TopicView] = {}
-        self._subscribers: dict[str, Lingering[tuple[str, str]]] = {}
-        """Edge and LAN of the subscribers of each topic."""
+        self._subscribers: dict[str, Lingering[tuple[str, str, SubscriptionQos]]] = {}
+        """Edge and LAN of the subscribers of each topic, and what they ask for."""
+        self._admission = AdmissionWatch(config.delays)
         self._assigned: frozenset[str] = frozenset()
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
@@ -89,6 +95,7 @@ class RoutingBroker:
         self._unseen_since_ns: dict[str, int] = {}
         self._dialers: dict[str, Dialer] = {}
         self._pruning: asyncio.TimerHandle | None = None
+        self._settling: asyncio.TimerHandle | None = None
         self._draining = False
 
     # Life
@@ -113,6 +120,7 @@ class RoutingBroker:
                 host=config.host,
                 capacity=config.capacity,
                 http=self.http,
+                delays=config.delays,
             )
         )
         self._watches = [
@@ -144,6 +152,8 @@ class RoutingBroker:
             handle.cancel()
         if self._pruning is not None:
             self._pruning.cancel()
+        if self._settling is not None:
+            self._settling.cancel()
         await self._background.close()
         if self._candidacy is not None:
             await self._candidacy.close()
@@ -267,6 +277,7 @@ class RoutingBroker:
         self._topic_watches.pop(name).cancel()
         self._views.pop(name, None)
         self._subscribers.pop(name, None)
+        self._admission.set_topic(name, None)
         topic_id = self._topic_ids.pop(name, None)
         if topic_id is not None:
             self.core.remove_topic(topic_id)
@@ -278,7 +289,7 @@ class RoutingBroker:
         subscribers = self._subscribers.setdefault(name, Lingering(ROUTE_LINGER_NS))
         subscribers.update(
             (
-                (endpoint.edge, endpoint.lan)
+                (endpoint.edge, endpoint.lan, endpoint.request)
                 for endpoint in view.endpoints
                 if endpoint.kind is EndpointKind.SUBSCRIBER
             ),
@@ -290,9 +301,29 @@ class RoutingBroker:
     def _set_topic(self, name: str) -> None:
         record = self._views[name].record
         backup = record.backup if record.primary == self.id else None
-        subscribers = dict(self._subscribers[name])
+        known = tuple(self._subscribers[name])
+        subscribers = {edge: lan for edge, lan, _ in known}
+        qos = strictest(record.qos, (request for _, _, request in known))
         now_ns = self.hub.clock()
-        self._flush(self.core.set_topic(record.id, name, record.qos, subscribers, now_ns, backup))
+        self._flush(self.core.set_topic(record.id, name, qos, subscribers, now_ns, backup))
+        self._settle()
+        interest = None
+        if record.primary == self.id:
+            publishers = frozenset(
+                (endpoint.edge, endpoint.lan)
+                for endpoint in self._views[name].endpoints
+                if endpoint.kind is EndpointKind.PUBLISHER
+            )
+            interest = Interest(qos, publishers, frozenset(subscribers.items()), backup)
+        self._admission.set_topic(name, interest)
+
+    def _settle(self) -> None:
+        """Let changed deadlines count as soon as no older messages wait."""
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        if self.core.settle():
+            self._settling = self.hub.loop.call_later(_SETTLE_S, self._settle)
 
     def _on_edges(self, edges: frozenset[str]) -> None:
         self._edges = edges
@@ -329,6 +360,7 @@ class RoutingBroker:
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
         self.core.expire(now_ns)
+        self._judge(now_ns)
         for number, (topic, subscribers) in enumerate(list(self._subscribers.items()), 1):
             if self._subscribers.get(topic) is subscribers and subscribers.expire(now_ns):
                 self._set_topic(topic)
@@ -345,6 +377,31 @@ class RoutingBroker:
                 self.core.remove_peer(edge)
                 self._links.pop(f"{Role.EDGE}:{edge}", None)
                 self._unseen_since_ns.pop(edge, None)
+
+    def _judge(self, now_ns: int) -> None:
+        """Flag topics that the network no longer lets keep what was admitted."""
+        measured = [(link, known) for link in self._links.values() if (known := link.measured) is not None]
+        edges = {link.peer: known for link, known in measured if link.role is Role.EDGE}
+        network = Network(
+            to_edges_ns={name: known.one_way_ns for name, known in edges.items()},
+            to_routers_ns={
+                link.peer: known.one_way_ns for link, known in measured if link.role is Role.ROUTER
+            },
+            noticed_late_ns={name: known.noticed_late_ns for name, known in edges.items()},
+        )
+        for change in self._admission.check(network, now_ns):
+            self._background.spawn(self._flag(change), f"flag {change.topic}")
+
+    async def _flag(self, change: FlagChange) -> None:
+        try:
+            if change.reason:
+                log.warning("topic flagged", extra={"topic": change.topic, "reason": change.reason})
+                await self.coordinator.raise_flag(FlagRecord(change.topic, self.id, change.reason))
+            else:
+                log.info("topic passes again", extra={"topic": change.topic})
+                await self.coordinator.lower_flag(self.id, change.topic)
+        except CoordinationError as error:
+            log.warning("ZooKeeper was not told", extra={"topic": change.topic, "error": str(error)})
 
     async def _report_load(self) -> None:
         """Tell the leader the message rate, when it has changed by a tenth or more."""
@@ -408,6 +465,7 @@ class RoutingBroker:
                 name for name in self._assigned if self._role_of(name, primary=False) == self.id
             ),
             "routes": {topic.name: sorted(topic.subscribers) for topic in self.core.topics.values()},
+            "flagged": dict(self._admission.flags),
             "core": self.core.statistics(),
             "session": self.session.statistics(),
             "links": [link.statistics() for link in self._links.values()],
@@ -426,6 +484,12 @@ class RoutingBroker:
         statistics = self.core.statistics()
         yield gauge("isthmus_leader", "1 if this broker leads.", self.is_leader)
         yield gauge("isthmus_topics", "Topics served.", statistics.topics)
+        yield gauges(
+            "isthmus_topic_flagged",
+            "1 for a topic whose promise does not hold as the network is.",
+            "topic",
+            dict.fromkeys(self._admission.flags, 1),
+        )
         yield counter("isthmus_messages_admitted", "Messages from edges.", statistics.messages_admitted)
         yield counter("isthmus_messages_dispatched", "Messages to edges.", statistics.messages_dispatched)
         yield counter(

@@ -47,7 +47,7 @@ from overlay.batch import (
     check_messages,
     decode_batch_header,
 )
-from overlay.bounds import UNBOUNDED, Delays, needs_replication, replicate_within_ns
+from overlay.bounds import NO_DELAYS, UNBOUNDED, Delays, needs_replication, replicate_within_ns
 from overlay.delay import add_shifts
 from overlay.errors import ProtocolError
 from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, UNROUTED_MAX_BYTES, UNROUTED_MAX_NS
@@ -81,11 +81,13 @@ class RouterCore:
 
     def __init__(self, mode: Mode = Mode.FRAME, delays: Delays | None = None) -> None:
         self._mode = mode
-        self._delays = delays or Delays(0, 0, 0, 0)
+        self._delays = delays or NO_DELAYS
         self._topics: dict[int, Topic] = {}
         self._peers: dict[str, Peer] = {}
         self._backups: dict[str, Peer] = {}
         self._routes: dict[object, Route] = {}
+        self._settling: set[int] = set()
+        """Topics whose deadline has changed while messages with the old one may wait."""
         self._unrouted: dict[int, list[Unrouted]] = {}
         self._unrouted_bytes = 0
         self._undispatched: dict[Copy, None] = {}
@@ -151,6 +153,12 @@ class RouterCore:
         topic = Topic(topic_id, name, qos, dict(subscribers), self._backup_needed(qos, backup))
         if topic == old:
             return set()
+        if old is not None:
+            topic.floor_ns = old.floor_ns
+            if deadline_ns(old.qos) != deadline_ns(qos):
+                # What waits was given the old deadline, and must not be overtaken by what is younger.
+                topic.floor_ns = max(topic.floor_ns, now_ns + deadline_ns(old.qos))
+                self._settling.add(topic_id)
         self._topics[topic_id] = topic
         self._forget_routes_of(topic_id)
         self._resize_buffers()
@@ -162,6 +170,22 @@ class RouterCore:
         if still:
             self._unrouted[topic_id] = still
         return touched
+
+    def settle(self) -> bool:
+        """Let changed deadlines count where no older messages wait; says whether some still do.
+
+        To be called every few milliseconds, when links have been written.
+        """
+        for topic_id in list(self._settling):
+            topic = self._topics.get(topic_id)
+            if topic is not None:
+                peers = (self._peers.get(edge) for edge in topic.subscribers)
+                if any(peer is not None and peer.outbox.has_waiting for peer in peers):
+                    continue
+                topic.floor_ns = 0
+                self._forget_routes_of(topic_id)
+            self._settling.discard(topic_id)
+        return bool(self._settling)
 
     def remove_topic(self, topic_id: int) -> None:
         """Serve a topic no longer."""
@@ -465,7 +489,8 @@ class RouterCore:
         qos = topic.qos
         relative_ns = deadline_ns(qos)
         replicate_ns = min(replicate_within_ns(qos, self._delays), UNBOUNDED) if topic.backup else 0
-        key = (edges, relative_ns, qos.loss_tolerance, topic.backup, replicate_ns)
+        alone = topic_id if topic.floor_ns else None  # no other topic has to wait with it
+        key = (edges, relative_ns, qos.loss_tolerance, topic.backup, replicate_ns, alone)
         route = self._routes.get(key)
         if route is None:
             peers = tuple(self.peer(edge, topic.subscribers[edge]) for edge in edges)
@@ -473,6 +498,8 @@ class RouterCore:
             if len(self._routes) >= _SHARED_ROUTES_MAX:
                 self._routes.clear()
             self._routes[key] = route
+        if topic.floor_ns:
+            route.unknown_until_ns = max(route.unknown_until_ns, topic.floor_ns)
         source.routes[topic_id] = route
         return route
 

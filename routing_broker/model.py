@@ -1,7 +1,7 @@
 """What a routing broker's core knows: peers, topics, routes, copies, and its statistics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -51,6 +51,8 @@ class Topic:
     """Edges with subscribers, and their LANs."""
     backup: str | None = None
     """The routing broker to replicate to, if this one is the primary and replication is needed."""
+    floor_ns: int = field(default=0, compare=False)
+    """No message may be due before: older ones wait that were given a later deadline; 0 if none do."""
 
 
 class Route:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlay.delay import LinkClock
 from overlay.messages import ControlMessage, Role
@@ -26,6 +26,15 @@ class LinkStatistics:
     messages_received: int
     bytes_received: int
     outbox: OutboxStatistics
+
+
+class MeasuredLink(NamedTuple):
+    """What the heartbeats of a link tell of the network."""
+
+    one_way_ns: int
+    """Half of the lowest recent round trip: clocks are not compared, so ways there and back count alike."""
+    noticed_late_ns: int
+    """How much longer than nearby a peer that falls silent goes unnoticed."""
 
 
 class Link:
@@ -66,6 +75,14 @@ class Link:
     def is_up(self) -> bool:
         """A connection is open and the handshake is done."""
         return self.connection is not None
+
+    @property
+    def measured(self) -> MeasuredLink | None:
+        """How far away the peer is; None while that is not known."""
+        liveness = self.connection.liveness if self.connection is not None else None
+        if liveness is None or not liveness.lowest_round_trip_ns:
+            return None
+        return MeasuredLink(liveness.lowest_round_trip_ns // 2, liveness.silence_beyond_floor_ns)
 
     def send(self, message: ControlMessage) -> bool:
         """Send a control message if the link is up; says whether it was handed over."""

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
-from clients import Client, ReceivedMessage, Subscription, TopicQos
+from clients import Client, ReceivedMessage, Subscription, SubscriptionQos, TopicQos
+from isthmus.commands.qos import parse_qos
 from isthmus.errors import explain_errors, run_async
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
 
@@ -51,25 +52,6 @@ def _client(options: dict[str, Any]) -> Client:
     )
 
 
-def _qos(items: tuple[str, ...]) -> TopicQos | None:
-    """Read `name=value` pairs; None if there are none."""
-    if not items:
-        return None
-    record: dict[str, Any] = {}
-    for item in items:
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{item!r} is not NAME=VALUE, for example deadline_ms=50")
-        if value.lower() in {"none", "null"}:
-            record[name] = None
-        else:
-            try:
-                record[name] = json.loads(value)
-            except ValueError:
-                record[name] = value
-    return TopicQos.from_record(record)
-
-
 @click.command(name="pub")
 @click.argument("topic")
 @click.argument("messages", nargs=-1)
@@ -95,7 +77,7 @@ async def publish(
     **options: Any,
 ) -> None:
     """Publish MESSAGES, or each line of standard input, on TOPIC."""
-    qos = _qos(qos_items)
+    qos = TopicQos.from_record(parse_qos(qos_items)) if qos_items else None
     client = _client(options)
     await client.start(connect_timeout_s)
     try:
@@ -139,6 +121,8 @@ async def _payloads(messages: tuple[str, ...], repeat: int) -> AsyncIterator[byt
 @click.command(name="sub")
 @click.argument("topics", nargs=-1, required=True)
 @_client_options
+@click.option("--deadline-ms", type=float, help="Ask for messages within this time from the publisher.")
+@click.option("--loss-tolerance", type=int, help="Ask for no more consecutive losses than this.")
 @click.option("--count", type=click.IntRange(1), help="Exit after this many messages.")
 @click.option("--timeout-s", type=float, help="Exit with status 1 if no message comes for this long.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
@@ -147,6 +131,8 @@ async def _payloads(messages: tuple[str, ...], repeat: int) -> AsyncIterator[byt
 @run_async
 async def subscribe(
     topics: tuple[str, ...],
+    deadline_ms: float | None,
+    loss_tolerance: int | None,
     count: int | None,
     timeout_s: float | None,
     as_json: bool,
@@ -155,6 +141,7 @@ async def subscribe(
     **options: Any,
 ) -> None:
     """Print each message of TOPICS as a line, until Ctrl-C or --count."""
+    request = SubscriptionQos(deadline_ms, loss_tolerance)
     client = _client(options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -162,9 +149,7 @@ async def subscribe(
         loop.add_signal_handler(number, stop.set)
     await client.start(connect_timeout_s)
     arrived: asyncio.Queue[ReceivedMessage] = asyncio.Queue(maxsize=1024)
-    pumps = [
-        asyncio.create_task(_pump(await client.subscribe(topic), arrived)) for topic in dict.fromkeys(topics)
-    ]
+    pumps = await _subscribe(client, topics, request, arrived)
     stopped = asyncio.create_task(stop.wait())
     try:
         seen = 0
@@ -189,6 +174,20 @@ async def subscribe(
         for task in (*pumps, stopped):
             task.cancel()
         await client.close()
+
+
+async def _subscribe(
+    client: Client,
+    topics: tuple[str, ...],
+    request: SubscriptionQos,
+    arrived: "asyncio.Queue[ReceivedMessage]",
+) -> "list[asyncio.Task[None]]":
+    try:
+        subscriptions = [await client.subscribe(topic, request=request) for topic in dict.fromkeys(topics)]
+    except BaseException:
+        await client.close()
+        raise
+    return [asyncio.create_task(_pump(subscription, arrived)) for subscription in subscriptions]
 
 
 async def _pump(subscription: Subscription, arrived: "asyncio.Queue[ReceivedMessage]") -> None:

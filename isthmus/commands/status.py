@@ -88,6 +88,8 @@ class StatusReport:
     topics: int
     routers: tuple[RouterView, ...]
     edges: tuple[EdgeView, ...]
+    flagged: Mapping[str, str]
+    """Topics whose promise does not hold as the network is, and why."""
     problems: tuple[str, ...]
 
     @property
@@ -110,6 +112,7 @@ async def collect(coordinator: Coordinator) -> StatusReport:
     edges = await read_once(coordinator.watch_edges)
     leader, epoch = await _leader(coordinator)
     topics = await coordinator.topics()
+    flags = await coordinator.flags()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=BROKER_TIMEOUT_S)) as http:
         addresses = [record.http for record in routers.values()] + [record.http for record in edges.values()]
         answers = await asyncio.gather(*(_ask(http, address) for address in addresses))
@@ -128,7 +131,11 @@ async def collect(coordinator: Coordinator) -> StatusReport:
         topics=len(topics),
         routers=router_views,
         edges=edge_views,
-        problems=tuple(_problems(leader, routers, topics, router_views, edge_views)),
+        flagged={name: flag.reason for name, flag in flags.items() if name in topics},
+        problems=(
+            *_problems(leader, routers, topics, router_views, edge_views),
+            *(f"topic {name!r}: {flag.reason}" for name, flag in flags.items() if name in topics),
+        ),
     )
 
 

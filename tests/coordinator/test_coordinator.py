@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from coordinator import (
     EdgeRecord,
     Endpoint,
     EndpointKind,
+    FlagRecord,
     RouterRecord,
     Session,
     SessionState,
@@ -25,8 +27,8 @@ from coordinator import (
     TopicView,
     UnknownTopicError,
 )
-from overlay.errors import InvalidNameError
-from overlay.qos import TopicQos
+from overlay.errors import InvalidNameError, QosError
+from overlay.qos import SubscriptionQos, TopicQos
 from tests.coordinator.faults import (
     FaultProxy,
     Fleet,
@@ -236,6 +238,73 @@ async def test_a_topic_keeps_its_quality_of_service(zookeeper_hosts: str, chroot
             await coordinator.declare_topic("t", TopicQos(deadline_ms=30.0))
         with pytest.raises(InvalidNameError):
             await coordinator.declare_topic("")
+
+
+async def test_a_topic_is_changed_with_what_its_subscribers_ask_for_in_view(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        coordinator = await fleet.coordinator()
+        record = await coordinator.declare_topic("t", TopicQos(retention=1))
+        request = SubscriptionQos(deadline_ms=20)
+        await coordinator.add_endpoint("t", publisher(), {})
+        await coordinator.add_endpoint("t", Endpoint(EndpointKind.SUBSCRIBER, "b", "e2", 7, request), {})
+        seen: list[tuple[TopicQos, frozenset[SubscriptionQos]]] = []
+
+        def decide(qos: TopicQos, requests: frozenset[SubscriptionQos]) -> TopicQos:
+            seen.append((qos, requests))
+            return replace(qos, retention=5)
+
+        changed = await coordinator.change_qos("t", decide)
+        assert seen == [(TopicQos(retention=1), frozenset({request}))]
+        assert changed == replace(record, qos=TopicQos(retention=5)) == await coordinator.topic("t")
+        assert await coordinator.declare_topic("t", TopicQos(retention=9), must_match=False) == changed
+
+        def refuse(qos: TopicQos, requests: frozenset[SubscriptionQos]) -> TopicQos:
+            raise QosError("no")
+
+        with pytest.raises(QosError):
+            await coordinator.change_qos("t", refuse)
+        assert await coordinator.topic("t") == changed
+        with pytest.raises(UnknownTopicError):
+            await coordinator.change_qos("other", decide)
+
+
+async def test_changes_at_the_same_time_are_all_made_one_after_the_other(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        coordinators = [await fleet.coordinator() for _ in range(3)]
+        await coordinators[0].declare_topic("t", TopicQos(retention=0))
+        await asyncio.gather(
+            *(
+                each.change_qos("t", lambda qos, _: replace(qos, retention=qos.retention + 1))
+                for each in coordinators * 5
+            )
+        )
+        assert (await coordinators[0].topic("t")).qos.retention == 15
+
+
+async def test_flags_are_seen_by_all_until_lowered_or_their_router_is_gone(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        one, other, reader = [await fleet.coordinator() for _ in range(3)]
+        odd = FlagRecord("wind farm/ü.x", "r1", "too far")
+        await one.raise_flag(odd)
+        await other.raise_flag(FlagRecord("t", "r2", "late"))
+        assert await reader.flags() == {"wind farm/ü.x": odd, "t": FlagRecord("t", "r2", "late")}
+        await one.lower_flag("r1", "wind farm/ü.x")
+        await one.lower_flag("r1", "never flagged")
+        assert set(await reader.flags()) == {"t"}
+        await expire_session(other.session, zookeeper_hosts)
+        await eventually(lambda: other.session.state is SessionState.CONNECTED)
+
+        await other.raise_flag(FlagRecord("later", "r2", "late"))  # comes after what is made again
+        assert set(await reader.flags()) == {"t", "later"}, "a flag outlives the session, not the router"
+        await other.close()
+        await other.session.close()
+        assert await reader.flags() == {}
 
 
 async def test_declaring_survives_lost_answers(zookeeper_hosts: str, chroot: str) -> None:

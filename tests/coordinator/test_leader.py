@@ -339,6 +339,28 @@ async def test_what_others_broke_in_the_tree_is_mended(
             await leader.coordinator.session.wait_connected()
 
 
+async def test_a_topic_changed_behind_the_leaders_back_is_moved_with_the_change(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    """A leader that has old records in memory overwrites nothing, and needs not read all of them again."""
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        observer, routers = await start(fleet, "r1", "r2", "r3")
+        await declare(observer, 30)
+        before = await observer.settled()
+        leader = leader_of(routers)
+        victim = next(router for router in routers if router is not leader)
+        reloads = leader.coordinator.statistics().leader_reloads
+        moved = sorted(name for name, record in before.items() if record.primary == victim.record.id)[:5]
+        for name in moved:
+            await observer.coordinator.change_qos(name, lambda qos, _: replace(qos, retention=7))
+        await victim.die()
+        await eventually(lambda: len(observer.routers) == 2)
+        after = await observer.settled()
+        assert {name for name, record in after.items() if record.qos.retention == 7} == set(moved)
+        assert all(after[name].primary != victim.record.id for name in moved)
+        assert leader.coordinator.statistics().leader_reloads == reloads
+
+
 async def test_several_missing_routers_are_given_time_after_an_election(
     zookeeper_hosts: str, chroot: str
 ) -> None:

@@ -7,11 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import EdgeRecord, Endpoint, EndpointKind, RecordError, RouterRecord, TopicRecord, paths
+from coordinator import (
+    EdgeRecord,
+    Endpoint,
+    EndpointKind,
+    FlagRecord,
+    RecordError,
+    RouterRecord,
+    TopicRecord,
+    paths,
+    requests_of,
+)
 from coordinator.records import ClusterRecord, EpochRecord, decode_candidate, encode_candidate
+from overlay.bounds import Delays
 from overlay.errors import InvalidNameError
 from overlay.limits import ENDPOINT_ID_MAX
-from overlay.qos import BEST_EFFORT, TopicQos
+from overlay.qos import BEST_EFFORT, NO_REQUEST, SubscriptionQos, TopicQos
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True)
 topics = st.text(min_size=1, max_size=60).filter(
@@ -23,14 +34,16 @@ READERS = (
     EdgeRecord.from_json,
     TopicRecord.from_json,
     EpochRecord.from_json,
+    FlagRecord.from_json,
     decode_candidate,
 )
 SAMPLES: tuple[Any, ...] = (
     ClusterRecord("c"),
-    RouterRecord("r1", "h:1", "h", 2.0, True, 5.5, "h:2", 7),
+    RouterRecord("r1", "h:1", "h", 2.0, True, 5.5, "h:2", 7, Delays(1, 2, 3, 4)),
     EdgeRecord("e1", "h:1", "lan", "h", "h:2"),
     TopicRecord(1, "t/ü", TopicQos(deadline_ms=5.0), "r1", None, 3),
     EpochRecord(4, "r1", "candidate-1"),
+    FlagRecord("t", "r1", "too far away"),
 )
 
 
@@ -48,6 +61,12 @@ def test_the_layout_is_the_documented_one() -> None:
         "draining": True,
         "load": {"messages_per_s": 5.5, "topics": 7},
         "http": "h:2",
+        "delays": {
+            "publisher_to_primary_ns": 1,
+            "primary_to_subscriber_ns": 2,
+            "primary_to_backup_ns": 3,
+            "failover_ns": 4,
+        },
     }
     assert "t/ü" in SAMPLES[3].to_json().decode()
     assert json.loads(SAMPLES[0].to_json()) == {"cluster": "c", "format": 1}
@@ -119,6 +138,49 @@ def test_endpoint_names_survive(kind: EndpointKind, lan: str, edge: str, endpoin
 
 def test_an_endpoint_name_looks_like_this() -> None:
     assert Endpoint(EndpointKind.PUBLISHER, "plant-1", "e_2", 255).name == "pub.plant-1.e_2.00000000000000ff"
+
+
+_requests = st.builds(
+    SubscriptionQos,
+    deadline_ms=st.none() | st.integers(1, 10**13).map(lambda microseconds: microseconds / 1000),
+    loss_tolerance=st.none() | st.integers(0, 2**31),
+)
+
+
+@given(names, names, _requests)
+def test_what_a_subscriber_asks_for_survives_in_its_name(
+    lan: str, edge: str, request: SubscriptionQos
+) -> None:
+    endpoint = Endpoint(EndpointKind.SUBSCRIBER, lan, edge, 7, request)
+    assert Endpoint.parse(endpoint.name) == endpoint
+    assert requests_of([endpoint, Endpoint(EndpointKind.PUBLISHER, lan, edge, 8)]) == (
+        {request} if request != NO_REQUEST else set()
+    )
+
+
+def test_a_name_with_a_request_looks_like_this() -> None:
+    asked = {
+        SubscriptionQos(20, 0): ".d20000-l0",
+        SubscriptionQos(0.5): ".d500",
+        SubscriptionQos(loss_tolerance=3): ".l3",
+        NO_REQUEST: "",
+    }
+    for request, suffix in asked.items():
+        name = Endpoint(EndpointKind.SUBSCRIBER, "b", "eb", 1, request).name
+        assert name == f"sub.b.eb.0000000000000001{suffix}"
+
+
+@pytest.mark.parametrize(
+    "request_text", ["", "x", "d", "d0", "l", "-", "d5-", "-l5", "d05", "d5l5", "l5-d5", "d99999999999999999"]
+)
+def test_other_requests_are_no_names(request_text: str) -> None:
+    with pytest.raises(RecordError, match="endpoint name is"):
+        Endpoint.parse(f"sub.b.eb.0000000000000001.{request_text}")
+
+
+def test_a_publisher_asks_for_nothing() -> None:
+    with pytest.raises(RecordError, match="a publisher asks for nothing"):
+        Endpoint.parse("pub.b.eb.0000000000000001.d20000")
 
 
 @given(st.one_of(st.text(max_size=40), st.from_regex(r"(pub|sub)\.[a-z]\.[a-z]\..{16}", fullmatch=True)))

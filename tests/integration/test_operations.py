@@ -43,7 +43,11 @@ async def test_health_status_and_metrics_of_both_brokers(zookeeper_hosts, chroot
         _, metrics = await get(edge.http, "/metrics")
         assert 'isthmus_topic_messages_total{topic="door"} 1.0' in metrics
         assert 'isthmus_link_up{peer="r1"} 1.0' in metrics
-    with_labels_unseen = {"isthmus_messages_dropped_total", "isthmus_connections_closed_total"}
+    with_labels_unseen = {
+        "isthmus_messages_dropped_total",
+        "isthmus_connections_closed_total",
+        "isthmus_topic_flagged",
+    }
     assert exposed - with_labels_unseen == documented - with_labels_unseen
 
 

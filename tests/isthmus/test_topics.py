@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from isthmus.commands.topics import describe_qos
+from isthmus.commands.qos import describe_qos
 from overlay.qos import TopicQos
 from tests.integration.harness import eventually, overlay
 from tests.isthmus.run import isthmus

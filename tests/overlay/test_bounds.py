@@ -10,6 +10,8 @@ from overlay.bounds import (
     UNBOUNDED,
     AdmissionError,
     Delays,
+    admit,
+    admit_request,
     check_admission,
     dispatch_within_ns,
     needs_replication,
@@ -17,8 +19,9 @@ from overlay.bounds import (
     retention_without_replication,
     smallest_retention,
 )
+from overlay.errors import QosError
 from overlay.limits import MILLISECOND_NS
-from overlay.qos import Reliability, TopicQos
+from overlay.qos import BEST_EFFORT, Reliability, SubscriptionQos, TopicQos
 
 MS = MILLISECOND_NS
 EDGE = Delays(0, 1 * MS, MS // 20, 50 * MS)
@@ -185,3 +188,84 @@ def test_the_bound_of_lemma_1_is_not_larger_than_it_may_be():
             longest = max(longest, run)
         worst = max(worst, longest)
     assert worst > qos.loss_tolerance
+
+
+# What subscribers ask for
+
+
+def test_a_request_is_refused_with_the_numbers_and_the_remedy():
+    topic = TopicQos(period_ms=10, deadline_ms=100, loss_tolerance=5, retention=1)
+    check_admission(topic, CLOUD)
+    with pytest.raises(AdmissionError, match=r"deadline_ms is 15, .* 20 ms from it leave nothing"):
+        admit_request(topic, SubscriptionQos(deadline_ms=15), CLOUD)
+    with pytest.raises(
+        AdmissionError, match=r"do not cover a failover of 50 ms .* retention to at least 6, .* at least 5"
+    ):
+        admit_request(topic, SubscriptionQos(loss_tolerance=0), CLOUD)
+    with pytest.raises(QosError, match="best_effort"):
+        admit_request(BEST_EFFORT, SubscriptionQos(loss_tolerance=0), CLOUD)
+    admit_request(topic, SubscriptionQos(deadline_ms=25, loss_tolerance=5), CLOUD)
+
+
+def test_the_remedies_named_do_help():
+    topic = TopicQos(period_ms=10, loss_tolerance=1, retention=2)
+    with pytest.raises(AdmissionError, match="retention to at least 5, or loss_tolerance to at least 4"):
+        check_admission(topic, EDGE)
+    for better in (replace(topic, retention=5), replace(topic, loss_tolerance=4)):
+        check_admission(better, EDGE)
+    for worse in (replace(topic, retention=4), replace(topic, loss_tolerance=3)):
+        with pytest.raises(AdmissionError):
+            check_admission(worse, EDGE)
+
+
+def test_a_subscriber_is_not_refused_for_what_the_topic_itself_cannot_keep():
+    topic = TopicQos(period_ms=10, deadline_ms=100, loss_tolerance=0, retention=1)
+    with pytest.raises(AdmissionError):
+        check_admission(topic, CLOUD)
+    admit_request(topic, SubscriptionQos(deadline_ms=30), CLOUD)
+    admit_request(topic, SubscriptionQos(loss_tolerance=0), CLOUD)
+
+
+offers = st.builds(
+    TopicQos,
+    period_ms=st.none() | st.integers(1, 200),
+    deadline_ms=st.none() | st.integers(1, 200),
+    loss_tolerance=st.none() | st.integers(0, 9),
+    retention=st.integers(0, 9),
+)
+wishes = st.builds(
+    SubscriptionQos, deadline_ms=st.none() | st.integers(1, 200), loss_tolerance=st.none() | st.integers(0, 9)
+)
+
+
+@given(offers, st.lists(wishes, max_size=4))
+def test_requests_that_are_each_admitted_are_admitted_together(offered, requests):
+    """So subscribers at different edges need not agree before they are let in."""
+    try:
+        check_admission(offered, CLOUD)
+        for request in requests:
+            admit_request(offered, request, CLOUD)
+    except QosError:
+        assume(False)
+    admit(offered, requests, CLOUD)
+
+
+@given(offers, wishes)
+def test_a_request_is_admitted_exactly_if_the_topic_served_so_is(offered, request):
+    try:
+        check_admission(offered, CLOUD)
+    except QosError:
+        assume(False)
+    try:
+        admit(offered, [request], CLOUD)
+    except QosError:
+        with pytest.raises(QosError):
+            admit_request(offered, request, CLOUD)
+    else:
+        admit_request(offered, request, CLOUD)
+
+
+def test_longer_delays():
+    delays = Delays(10, 20, 30, 40)
+    assert delays.at_least(Delays(5, 25, 35, 1)) == Delays(10, 25, 35, 40)
+    assert delays.longer_by(10) == Delays(11, 22, 33, 44)

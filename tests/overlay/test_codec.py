@@ -23,6 +23,8 @@ from overlay.messages import (
     Hello,
     Matched,
     Prune,
+    QosChanged,
+    QosIntent,
     Refused,
     Role,
     Undeclare,
@@ -39,6 +41,7 @@ KINDS: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.UNDECLARE: Undeclare,
     FrameKind.MATCHED: Matched,
     FrameKind.PRUNE: Prune,
+    FrameKind.QOS_CHANGED: QosChanged,
 }
 u64 = st.integers(0, 2**64 - 1)
 _values = st.recursive(
@@ -57,6 +60,7 @@ _of_hint: dict[object, st.SearchStrategy[Any]] = {
     str: st.text(),
     Role: st.sampled_from(Role),
     EndpointKind: st.sampled_from(EndpointKind),
+    QosIntent: st.sampled_from(QosIntent),
     tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
     tuple[int, ...]: st.lists(u64, max_size=4).map(tuple),
     dict[str, Any]: _qos,
@@ -210,7 +214,7 @@ def test_a_prune_of_anything_but_frame_numbers_is_refused(frames: object) -> Non
         decode(FrameKind.PRUNE, msgpack.packb({"frames": frames}))
 
 
-@pytest.mark.parametrize("kind", [0, FrameKind.HEARTBEAT, FrameKind.DATA, 12, 255])
+@pytest.mark.parametrize("kind", [0, FrameKind.HEARTBEAT, FrameKind.DATA, len(FrameKind) + 1, 255])
 def test_a_kind_that_is_no_control_frame_is_refused(kind: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown frame kind {int(kind)}"):
         decode(kind, b"\x80")

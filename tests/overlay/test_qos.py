@@ -14,7 +14,16 @@ from overlay.limits import (
     RETENTION_DEFAULT,
     RETENTION_MAX,
 )
-from overlay.qos import BEST_EFFORT, Reliability, TopicQos, explain_difference
+from overlay.qos import (
+    BEST_EFFORT,
+    NO_REQUEST,
+    Reliability,
+    SubscriptionQos,
+    TopicQos,
+    check_compatible,
+    explain_difference,
+    strictest,
+)
 
 FIELDS = ("period_ms", "deadline_ms", "loss_tolerance", "retention", "reliability", "liveliness_ms")
 _periods = (
@@ -136,3 +145,74 @@ def test_whatever_the_record_it_is_a_qos_or_a_qos_error(record: Any) -> None:
 def test_a_difference_is_explained_field_by_field() -> None:
     text = explain_difference(TopicQos(), TopicQos(retention=3, deadline_ms=5))
     assert text == "deadline_ms is None, asked for 5; retention is 64, asked for 3"
+
+
+# What subscribers ask for
+
+_requests = st.builds(
+    SubscriptionQos,
+    deadline_ms=st.none() | st.floats(min_value=0.001, max_value=PERIOD_MAX_NS / MILLISECOND_NS),
+    loss_tolerance=st.none() | st.integers(0, 2**31),
+)
+
+
+def _as_strict(value: float | None, limit: float | None) -> bool:
+    return limit is None or (value is not None and value <= limit)
+
+
+@given(_reliable, st.lists(_requests, max_size=5))
+def test_the_strictest_satisfies_all_and_is_somebodys(
+    offered: TopicQos, asked: list[SubscriptionQos]
+) -> None:
+    qos = strictest(offered, asked)
+    for party in (offered, *asked):
+        assert _as_strict(qos.deadline_ms, party.deadline_ms)
+        assert _as_strict(qos.loss_tolerance, party.loss_tolerance)
+    assert qos.deadline_ms in {party.deadline_ms for party in (offered, *asked)}
+    assert qos.loss_tolerance in {party.loss_tolerance for party in (offered, *asked)}
+    assert (qos.period_ms, qos.retention) == (offered.period_ms, offered.retention)
+
+
+@given(_reliable, st.lists(_requests, max_size=5), st.data())
+def test_requests_count_in_any_order_and_any_number_of_times(
+    offered: TopicQos, asked: list[SubscriptionQos], data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(asked))
+    assert strictest(offered, asked) == strictest(offered, [*shuffled, *asked, NO_REQUEST])
+    assert strictest(strictest(offered, asked[:2]), asked[2:]) == strictest(offered, asked)
+
+
+def test_who_asks_for_nothing_or_less_changes_nothing() -> None:
+    offered = TopicQos(deadline_ms=50, loss_tolerance=1)
+    assert strictest(offered, ()) is offered
+    assert strictest(offered, [NO_REQUEST, SubscriptionQos(60, 2)]) is offered
+
+
+def test_best_effort_cannot_be_made_to_lose_less_but_to_hurry() -> None:
+    request = SubscriptionQos(20, 3)
+    with pytest.raises(QosError, match="asks for a loss_tolerance of 3, but the topic is best_effort"):
+        check_compatible(BEST_EFFORT, [NO_REQUEST, request])
+    served = strictest(BEST_EFFORT, [request])
+    assert (served.deadline_ms, served.loss_tolerance) == (20, None)
+    check_compatible(BEST_EFFORT, [SubscriptionQos(deadline_ms=20)])
+    check_compatible(TopicQos(), [request])
+
+
+@given(_requests)
+def test_requests_survive_as_records(request: SubscriptionQos) -> None:
+    assert SubscriptionQos.from_record(request.to_record()) == request
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"deadline_ms": 0}, "deadline_ms is 0: it must be above 0"),
+        ({"deadline_ms": 0.0001}, "a subscriber can ask for 0.001 at least"),
+        ({"loss_tolerance": -1}, "loss_tolerance is -1"),
+        ({"retention": 3}, "request has unknown fields retention: known are deadline_ms, loss_tolerance"),
+        ([], "request is list, expected a map"),
+    ],
+)
+def test_other_requests_are_refused(record: object, match: str) -> None:
+    with pytest.raises(QosError, match=match):
+        SubscriptionQos.from_record(record)

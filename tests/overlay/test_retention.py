@@ -123,3 +123,23 @@ def test_what_was_acknowledged_and_is_still_retained_is_sent_again_too() -> None
         retention.keep_sent(_message(sequence))
     retention.recall({5: _message(5)})
     assert retention.resend() == [_message(sequence) for sequence in (3, 4, 5)]
+
+
+@given(st.integers(0, UNSENT_MAX), st.integers(0, UNSENT_MAX), st.integers(0, 10), st.integers(0, 5))
+def test_a_new_size_counts_at_once_but_never_for_what_was_not_sent(
+    before: int, after: int, sent: int, unsent: int
+) -> None:
+    retention = Retention(before)
+    for sequence in range(1, sent + 1):
+        retention.keep_sent(_message(sequence))
+    for sequence in range(sent + 1, sent + unsent + 1):
+        retention.keep_unsent(_message(sequence))
+    kept = len(retention)
+    retention.resize(after)
+    retention.validate()
+    assert retention.unsent == unsent
+    assert len(retention) == min(kept, max(after, unsent))
+    retention.resend()
+    for sequence in range(sent + unsent + 1, sent + unsent + 1 + UNSENT_MAX):
+        retention.keep_sent(_message(sequence))
+    assert len(retention) == after
