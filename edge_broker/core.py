@@ -59,6 +59,8 @@ from overlay.messages import UNKNOWN_CLOCK_SHIFT, EndpointKind, Role
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
 from overlay.schedule import BUCKET_SHIFT
+from overlay.shedding import Hop
+from overlay.urgency import Unsure
 
 _DISTURBED_FOR_NS: Final = 1 * SECOND_NS
 """How long after a change of routing brokers messages may come out of order."""
@@ -79,10 +81,18 @@ _HISTORY_LINGER_NS: Final = 2 * _UNSENT_LINGER_NS
 class EdgeCore:
     """The synchronous heart of an edge broker."""
 
-    def __init__(self, edge: str, lan: str, origin: int, retain_more: Delays | None = None) -> None:
+    def __init__(
+        self,
+        edge: str,
+        lan: str,
+        origin: int,
+        retain_more: Delays | None = None,
+        delays: Delays | None = None,
+    ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
         self._edge = edge
         self._retain_more = retain_more
+        self._delays = delays or Delays(0, 0, 0, 0)
         self._held: dict[int, dict[int, Held]] = {}
         self._held_total = 0
         self._disturbed_until_ns = 0
@@ -93,6 +103,7 @@ class EdgeCore:
         self._routers_up: dict[str, Peer] = {}
         self._lan_edges: dict[str, Peer] = {}
         self._routes: WeakValueDictionary[object, Route] = WeakValueDictionary()
+        self._unsure: dict[int, Unsure] = {}
         self._dropped: Counter[str] = Counter()
         self._accepted = 0
         self._delivered = 0
@@ -113,7 +124,7 @@ class EdgeCore:
 
     def client(self, name: str, outbox: Outbox) -> Peer:
         """A client connected for the first time."""
-        peer = self._clients[name] = Peer(name, outbox)
+        peer = self._clients[name] = Peer(name, outbox, Hop.EGRESS)
         return peer
 
     def remove_client(self, client: Peer) -> None:
@@ -126,7 +137,7 @@ class EdgeCore:
         """The topic, made if this edge did not have it."""
         topic = self._topics.get(topic_id)
         if topic is None:
-            topic = self._topics[topic_id] = Topic(topic_id, name, qos)
+            topic = self._topics[topic_id] = Topic(topic_id, name, qos, self._delays)
         return topic
 
     def add_endpoint(self, client: Peer, kind: EndpointKind, endpoint: int, topic: Topic) -> None:
@@ -192,6 +203,9 @@ class EdgeCore:
                     del topic.publishers[publisher.publisher_id]
             if topic.histories:
                 topic.expire_histories(now_ns, _HISTORY_LINGER_NS)
+        for peer in (*self._clients.values(), *self._routers_up.values(), *self._lan_edges.values()):
+            if not peer.outbox.is_overloaded(now_ns):
+                peer.shedder.calm()
         idle = [topic for topic in self._topics.values() if topic.is_idle]
         for topic in idle:
             del self._topics[topic.topic_id]
@@ -453,16 +467,16 @@ class EdgeCore:
         """Queue a run for all peers of a route, or less of it for those that are overloaded."""
         (born_ns,) = BORN.unpack_from(run.data, BORN_OFFSET)
         if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
-            deadline = route.unknown_until_ns = now_ns + route.deadline_ns
+            deadline = route.unsure.until_ns = now_ns + route.deadline_ns
         else:
-            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unknown_until_ns)
+            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unsure.until_ns)
         for peer in route.peers:
             sent = run
             if peer.outbox.is_overloaded(now_ns):
-                sifted = peer.shedder.sift(run, route.may_shed)
+                may_shed = None if route.shares is None else route.shares[peer.hop]
+                sifted = peer.shedder.sift(run, may_shed)
                 if sifted is not run:
-                    best_effort = route.may_shed is None
-                    reason = DropReason.SHED_BEST_EFFORT if best_effort else DropReason.SHED_TOLERATED
+                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
                     self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
                 if sifted is None:
                     continue
@@ -596,5 +610,6 @@ class EdgeCore:
         key = (peers, topic.requirements)
         route = self._routes.get(key)
         if route is None:
-            route = self._routes[key] = Route(peers, *topic.requirements)
+            unsure = self._unsure.setdefault(topic.deadline_ns, Unsure())
+            route = self._routes[key] = Route(peers, *topic.requirements, unsure)
         return route

@@ -60,8 +60,6 @@ ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
 ENDPOINTS_MAX_PER_CLIENT: Final = 16_384
 CONNECTIONS_MAX_PER_BROKER: Final = 12_000
-SHEDDING_HOPS: Final = 3
-"""Nodes on a message's way that may shed: each gets an equal share of the topic's loss tolerance."""
 MISSING_SEQUENCES_MAX: Final = 256
 """Gaps remembered per publisher, to tell a late message from a duplicate."""
 

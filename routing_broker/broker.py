@@ -287,10 +287,10 @@ class RoutingBroker:
 
     def _set_topic(self, name: str) -> None:
         record = self._views[name].record
-        backup = record.backup if record.primary == self.id else None
+        backup, primary = (record.backup, None) if record.primary == self.id else (None, record.primary)
         subscribers = dict(self._subscribers[name])
         now_ns = self.hub.clock()
-        self._flush(self.core.set_topic(record.id, name, record.qos, subscribers, now_ns, backup))
+        self._flush(self.core.set_topic(record.id, name, record.qos, subscribers, now_ns, backup, primary))
 
     def _on_edges(self, edges: frozenset[str]) -> None:
         self._edges = edges

@@ -124,6 +124,7 @@ class Link:
         if self.connection is not connection:
             return False
         self.connection = None
+        self.outbox.disconnected()
         return True
 
     def statistics(self) -> LinkStatistics:
