@@ -7,11 +7,15 @@ held up for a second, the peer gets its full grace again. A peer is dead after
     max(floor, 2 x round trip (upper end) + 4 x heartbeat interval)
 
 of silence, so that a LAN peer is noticed in 50 ms and a WAN peer is not mistaken.
+
+A process that gets no processor time is silent too. If its host still acknowledges our heartbeats
+(the caller asks the kernel), host and network are alive and the process has not ended, or the
+connection would have: then it may be silent for as long as a frozen one, half a second.
 """
 
 from typing import Final
 
-from overlay.limits import HEARTBEAT_SILENCE_INTERVALS
+from overlay.limits import HEARTBEAT_FROZEN_NS, HEARTBEAT_SILENCE_INTERVALS
 from overlay.messages import Heartbeat
 
 _ROUND_TRIP_WINDOW: Final = 64
@@ -29,12 +33,12 @@ class Liveness:
         "_recent_highest_ns",
         "_recent_lowest_ns",
         "_samples",
-        "_silent_ns",
         "_window_highest_ns",
         "_window_lowest_ns",
         "interval_ns",
         "round_trip_ns",
         "sent_ns",
+        "silent_ns",
     )
 
     def __init__(self, interval_ns: int, floor_ns: int, now_ns: int) -> None:
@@ -45,7 +49,8 @@ class Liveness:
         """When the last heartbeat was sent."""
         self._floor_ns = floor_ns
         self._last_tick_ns = now_ns
-        self._silent_ns = 0
+        self.silent_ns = 0
+        """How long the peer has been silent, as far as this node was awake."""
         self._echo_ns = 0
         self._echo_received_ns = 0
         self._samples = 0
@@ -61,6 +66,11 @@ class Liveness:
         return max(self._floor_ns, 2 * upper_ns + HEARTBEAT_SILENCE_INTERVALS * self.interval_ns)
 
     @property
+    def is_frozen(self) -> bool:
+        """The peer has been silent for so long that it makes no difference whether its host lives."""
+        return self.silent_ns > max(self.silence_limit_ns, HEARTBEAT_FROZEN_NS)
+
+    @property
     def has_received(self) -> bool:
         """The peer has sent a heartbeat on this connection."""
         return self._echo_received_ns > 0
@@ -74,7 +84,7 @@ class Liveness:
 
     def heard(self) -> None:
         """Bytes arrived from the peer."""
-        self._silent_ns = 0
+        self.silent_ns = 0
 
     def received(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """A heartbeat arrived; take its echo as a round-trip sample."""
@@ -108,5 +118,5 @@ class Liveness:
         """Called about every `tick_ns`; True if the peer has been silent for too long."""
         elapsed_ns = now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
-        self._silent_ns += min(elapsed_ns, 2 * tick_ns)
-        return self._silent_ns > self.silence_limit_ns
+        self.silent_ns += min(elapsed_ns, 2 * tick_ns)
+        return self.silent_ns > self.silence_limit_ns

@@ -449,6 +449,16 @@ def test_a_message_known_to_be_old_does_not_overtake_those_of_unknown_age_before
     assert [message.sequence for message in _take(core, "b1")] == [1, 2, 3]
 
 
+def test_it_does_not_overtake_them_either_if_the_routes_are_made_anew_in_between() -> None:
+    core = _core(t1=["b1"])
+    now_ns = 10**12
+    unknown = body_of([Message(1, 9, 1, now_ns, b"")], clock_shift_ns=UNKNOWN_CLOCK_SHIFT)
+    core.admit(core.peer("a1", "a"), unknown, 0, now_ns)
+    core.set_topic(1, "t1", QOS, {"b1": "b", "c1": "c"}, now_ns)
+    core.admit(core.peer("a1", "a"), body_of([Message(1, 9, 2, now_ns - 40 * MS, b"")]), 0, now_ns)
+    assert [message.sequence for message in _take(core, "b1")] == [1, 2]
+
+
 @given(st.dictionaries(_topic_ids, _subscribers), _steps)
 def test_every_interested_edge_of_another_lan_gets_exactly_its_messages_by_deadline_and_verbatim(
     topics: dict[int, frozenset[str]], steps: list[tuple[object, ...]]
