@@ -77,17 +77,24 @@ class Liveness:
 
     @property
     def lowest_round_trip_ns(self) -> int:
-        """The way itself, without what queued on it: the lowest of the recent round trips."""
+        """The way itself, without what queued on it: the lowest of the recent calm round trips.
+
+        In a long overload none is calm. Then the last ones stand, or the queue itself would pass for
+        the way, and nobody would shorten it.
+        """
         if self._window_lowest_ns and self._recent_lowest_ns:
             return min(self._window_lowest_ns, self._recent_lowest_ns)
-        return self._recent_lowest_ns
+        return self._recent_lowest_ns or self._window_lowest_ns
 
     def heard(self) -> None:
         """Bytes arrived from the peer."""
         self.silent_ns = 0
 
-    def received(self, heartbeat: Heartbeat, now_ns: int) -> None:
-        """A heartbeat arrived; take its echo as a round-trip sample."""
+    def received(self, heartbeat: Heartbeat, now_ns: int, calm: bool = True) -> None:
+        """A heartbeat arrived; take its echo as a round-trip sample.
+
+        `calm`: none of our data is on the way, behind which a heartbeat could have queued.
+        """
         self._echo_ns = heartbeat.sent_ns
         self._echo_received_ns = now_ns
         if heartbeat.echo_ns == 0:
@@ -97,13 +104,14 @@ class Liveness:
             return  # a peer that invents numbers harms only its own liveness
         self.round_trip_ns = round_trip_ns
         self._recent_highest_ns = max(self._recent_highest_ns, round_trip_ns)
-        self._recent_lowest_ns = min(self._recent_lowest_ns or round_trip_ns, round_trip_ns)
+        if calm:
+            self._recent_lowest_ns = min(self._recent_lowest_ns or round_trip_ns, round_trip_ns)
         self._samples += 1
         if self._samples % _ROUND_TRIP_WINDOW == 0:
             self._window_highest_ns = self._recent_highest_ns
             self._recent_highest_ns = round_trip_ns
-            self._window_lowest_ns = self._recent_lowest_ns
-            self._recent_lowest_ns = round_trip_ns
+            self._window_lowest_ns = self._recent_lowest_ns or self._window_lowest_ns
+            self._recent_lowest_ns = 0
 
     def heartbeat(self, now_ns: int, received: int) -> Heartbeat:
         """The heartbeat to send now; `received` data frames are acknowledged with it."""

@@ -337,7 +337,7 @@ class Connection(asyncio.Protocol):
         liveness = self.liveness
         assert liveness is not None
         first = not liveness.has_received
-        liveness.received(heartbeat, now_ns)
+        liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
             link.clock.refresh(now_ns, 2 * liveness.interval_ns)

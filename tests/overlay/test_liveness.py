@@ -146,3 +146,15 @@ def test_a_peer_far_away_is_not_frozen_before_it_may_be_silent() -> None:
     _, dead_ns = _ticks_until_dead(liveness, START_NS)
     assert liveness.is_frozen
     assert dead_ns - START_NS > 2 * 2000 * MS
+
+
+def test_the_way_is_measured_while_nothing_queues_on_it() -> None:
+    liveness = _lan()
+    _sample_round_trip(liveness, 3 * MS, START_NS)
+    for at in range(1, 500):
+        now_ns = START_NS + at * TICK_NS
+        liveness.received(Heartbeat(now_ns, now_ns - 80 * MS, now_ns, 0), now_ns, calm=False)
+        assert liveness.lowest_round_trip_ns == 3 * MS
+    for at in range(500, 700):
+        _sample_round_trip(liveness, 20 * MS, START_NS + at * TICK_NS)
+    assert liveness.lowest_round_trip_ns == 20 * MS, "the way itself has become longer"
