@@ -353,10 +353,11 @@ class Connection(asyncio.Protocol):
     def _host_answers(self, liveness: Liveness) -> bool:
         """The peer's kernel acknowledges our heartbeats, so the peer lives and only gets no time to run.
 
-        Behind a proxy the kernel that answers is the proxy's, which says nothing about the peer.
+        Behind a proxy it is the proxy's kernel that answers. That still counts: the proxy would pass on
+        the end of the peer, and taking a starved peer for dead costs more than noticing a dead path late.
         """
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if sock is None or self._proxied is not None or not hasattr(socket, "TCP_INFO"):
+        if sock is None or not hasattr(socket, "TCP_INFO"):
             return False
         (last_acknowledgement_ms,) = _LAST_ACKNOWLEDGEMENT.unpack(
             sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGEMENT.size)
