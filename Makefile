@@ -62,6 +62,8 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench coordination --lans 4 --routers 4 --topics 20 --subscribers 40 --workers 2
 	$(BIN)/isthmus bench frame --topics 55 --seconds 4 --warm-up 1 --crash
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
+	$(BIN)/isthmus bench detection --kills 2 --busy-seconds 5
+	$(BIN)/isthmus bench overload --seconds 4
 
 .PHONY: clean
 clean: interpret ## Remove the virtual environment and caches

@@ -114,8 +114,8 @@ class Chain:
             ),
         )
         self._topics = topics
-        self._ingress = EdgeCore("edge-a", "lan-a", origin=1)
-        self._egress = EdgeCore("edge-b", "lan-b", origin=2)
+        self._ingress = EdgeCore("edge-a", "lan-a", origin=1, delays=self._delays)
+        self._egress = EdgeCore("edge-b", "lan-b", origin=2, delays=self._delays)
         self._router = RouterCore(delays=self._delays)
         self._to_router = Outbox()
         self._to_backup = Outbox()

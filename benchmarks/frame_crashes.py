@@ -59,7 +59,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
         await publisher.send("start")
         await subscriber.send("start")
         await subscriber.wait_for("warm", ANSWER_TIMEOUT_S)
-        await testbed.wait_for(lambda: _is_whole(testbed), "a whole overlay", OVERCOME_TIMEOUT_S)
+        await testbed.wait_for(lambda: is_whole(testbed), "a whole overlay", OVERCOME_TIMEOUT_S)
         for child in (publisher, subscriber):
             await child.send("measure", start_ns=time.monotonic_ns(), end_ns=_FOR_EVER_NS)
         began_s = time.monotonic()
@@ -125,7 +125,7 @@ async def _crash(testbed: Testbed, randomness: random.Random, pause_most_s: floa
     killed_ns = time.monotonic_ns()
     await testbed.child(victim).kill()
     await testbed.start_broker(victim)
-    await testbed.wait_for(lambda: _is_whole(testbed), f"{victim}'s return", OVERCOME_TIMEOUT_S)
+    await testbed.wait_for(lambda: is_whole(testbed), f"{victim}'s return", OVERCOME_TIMEOUT_S)
     return {
         "router": victim,
         "killed_ns": killed_ns,
@@ -139,7 +139,7 @@ def _since_crash_ms(crashes: list[dict[str, Any]], at_ns: int) -> float | None:
     return round((at_ns - before[-1]) / 1e6, 1) if before else None
 
 
-async def _is_whole(testbed: Testbed) -> bool:
+async def is_whole(testbed: Testbed) -> bool:
     """Every topic has both routing brokers, and every link that a crash would need is up."""
     try:
         statuses = {name: await testbed.status(name) for name in (*_ROUTERS, INGRESS, EGRESS)}

@@ -50,9 +50,8 @@ class EdgeBroker:
         self.id = config.id
         self.lan = config.lan
         self.incarnation = new_incarnation()
-        self.core = EdgeCore(
-            self.id, self.lan, self.incarnation, config.delays if config.retain_more else None
-        )
+        retain_more = config.delays if config.retain_more else None
+        self.core = EdgeCore(self.id, self.lan, self.incarnation, retain_more, config.delays)
         self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
         self.coordinator = Coordinator(self.session)
         self.background = Background()

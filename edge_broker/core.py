@@ -78,6 +78,8 @@ from overlay.outbox import Outbox
 from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
+from overlay.shedding import Hop
+from overlay.urgency import Unsure
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -109,12 +111,14 @@ class EdgeCore:
         lan: str,
         origin: int,
         retain_more: Delays | None = None,
+        delays: Delays | None = None,
         unsent_most: int = UNSENT_MAX_MESSAGES,
     ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
         self._unsent_most = unsent_most
         self._edge = edge
         self._retain_more = retain_more
+        self._delays = delays or Delays(0, 0, 0, 0)
         self._held: dict[int, dict[int, Held]] = {}
         self._held_total = 0
         self._settling: dict[Topic, None] = {}
@@ -127,6 +131,7 @@ class EdgeCore:
         self._routers_up: dict[str, Peer] = {}
         self._lan_edges: dict[str, Peer] = {}
         self._routes: dict[object, Route] = {}
+        self._unsure: dict[int, Unsure] = {}
         self._dropped: Counter[str] = Counter()
         self._accepted = 0
         self._delivered = 0
@@ -147,7 +152,7 @@ class EdgeCore:
 
     def client(self, name: str, outbox: Outbox) -> Peer:
         """A client connected for the first time."""
-        peer = self._clients[name] = Peer(name, outbox)
+        peer = self._clients[name] = Peer(name, outbox, Hop.EGRESS)
         return peer
 
     def remove_client(self, client: Peer) -> None:
@@ -160,7 +165,7 @@ class EdgeCore:
         """The topic, made if this edge did not have it."""
         topic = self._topics.get(topic_id)
         if topic is None:
-            topic = self._topics[topic_id] = Topic(topic_id, name, qos)
+            topic = self._topics[topic_id] = Topic(topic_id, name, qos, self._delays)
         return topic
 
     def add_endpoint(self, client: Peer, kind: EndpointKind, endpoint: int, topic: Topic) -> None:
@@ -228,6 +233,9 @@ class EdgeCore:
 
     def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
         """The same for many topics; the caller may do other things in between."""
+        for peer in (*self._clients.values(), *self._routers_up.values(), *self._lan_edges.values()):
+            if not peer.outbox.is_overloaded(now_ns):
+                peer.shedder.calm()
         topics = list(self._topics.values())
         for start in range(0, len(topics), _TOPICS_AT_A_TIME):
             idle: list[Topic] = []
@@ -563,16 +571,16 @@ class EdgeCore:
         """Queue a run for all peers of a route, or less of it for those that are overloaded."""
         born_ns = read_i64_le(run.data, BORN_OFFSET)
         if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
-            deadline = route.unknown_until_ns = now_ns + route.deadline_ns
+            deadline = route.unsure.until_ns = now_ns + route.deadline_ns
         else:
-            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unknown_until_ns)
+            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unsure.until_ns)
         for peer in route.peers:
             sent = run
             if peer.outbox.is_overloaded(now_ns):
-                sifted = peer.shedder.sift(run, route.may_shed)
+                may_shed = None if route.shares is None else route.shares[peer.hop]
+                sifted = peer.shedder.sift(run, may_shed)
                 if sifted is not run:
-                    best_effort = route.may_shed is None
-                    reason = DropReason.SHED_BEST_EFFORT if best_effort else DropReason.SHED_TOLERATED
+                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
                     self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
                 if sifted is None:
                     continue
@@ -717,7 +725,10 @@ class EdgeCore:
         if route is None:
             if len(self._routes) >= _SHARED_ROUTES_MAX:
                 self._routes.clear()
-            route = self._routes[key] = Route(peers, *topic.requirements)
+            unsure = self._unsure.setdefault(topic.deadline_ns, Unsure())
+            if topic.floor_ns:  # this route is the topic's alone
+                unsure = Unsure(unsure.until_ns)
+            route = self._routes[key] = Route(peers, *topic.requirements, unsure)
         if topic.floor_ns:
-            route.unknown_until_ns = max(route.unknown_until_ns, topic.floor_ns)
+            route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         return route

@@ -7,12 +7,13 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from overlay.batch import BatchHeader
+from overlay.bounds import Delays
 from overlay.history import History
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
 from overlay.retention import Retention
-from overlay.shedding import Shedder, share_of
-from overlay.urgency import deadline_ns, urgency
+from overlay.shedding import Hop, Shares, Shedder, shares_of
+from overlay.urgency import Unsure, deadline_ns, urgency
 
 
 class DropReason(StrEnum):
@@ -37,11 +38,13 @@ class DropReason(StrEnum):
 class Peer:
     """Anyone messages are sent to: a client, a routing broker or another edge of the LAN."""
 
-    __slots__ = ("name", "outbox", "publishers", "shedder", "subscriptions")
+    __slots__ = ("hop", "name", "outbox", "publishers", "shedder", "subscriptions")
 
-    def __init__(self, name: str, outbox: Outbox) -> None:
+    def __init__(self, name: str, outbox: Outbox, hop: Hop = Hop.INGRESS) -> None:
         self.name = name
         self.outbox = outbox
+        self.hop = hop
+        """What this edge is for messages to the peer: egress if it is a client, else ingress."""
         self.shedder = Shedder()
         self.publishers: dict[int, Publisher] = {}
         """Of a client: its publishing endpoints."""
@@ -52,25 +55,21 @@ class Peer:
 class Route:
     """Where some messages go and by when; shared by all topics for which all of this is the same."""
 
-    __slots__ = ("deadline_ns", "may_shed", "peers", "unknown_until_ns", "urgency")
+    __slots__ = ("deadline_ns", "peers", "shares", "unsure", "urgency")
 
     def __init__(
-        self, peers: tuple[Peer, ...], deadline_ns: int, urgency: int, loss_tolerance: int | None
+        self, peers: tuple[Peer, ...], deadline_ns: int, urgency: int, shares: Shares, unsure: Unsure
     ) -> None:
         self.peers = peers
         self.deadline_ns = deadline_ns
         self.urgency = urgency
-        self.may_shed = share_of(loss_tolerance)
-        """Messages in a row that may be given up here; None: any number."""
-        self.unknown_until_ns = 0
-        """Latest deadline of a run whose age was not known: none of its successors may be due before.
-
-        Ages become known with the first heartbeats of a link. A message that is known to be old would
-        overtake those of its own publisher that were taken for new.
-        """
+        self.shares = shares
+        """Messages in a row that each hop may give up; None: any number."""
+        self.unsure = unsure
+        """Shared by all routes of the core with this deadline."""
 
 
-NOWHERE: Final = Route((), 0, 0, None)
+NOWHERE: Final = Route((), 0, 0, None, Unsure())
 
 
 class Held(NamedTuple):
@@ -105,6 +104,7 @@ class Topic:
     """A topic with endpoints at this edge."""
 
     __slots__ = (
+        "_delays",
         "backup",
         "deadline_ns",
         "deliver",
@@ -130,9 +130,10 @@ class Topic:
         "unknown_since_ns",
     )
 
-    def __init__(self, topic_id: int, name: str, qos: TopicQos) -> None:
+    def __init__(self, topic_id: int, name: str, qos: TopicQos, delays: Delays) -> None:
         self.topic_id = topic_id
         self.name = name
+        self._delays = delays
         self.set_qos(qos)
         self.floor_ns = 0
         """No message may be due before: older ones wait that were given a later deadline; 0 if none do."""
@@ -163,7 +164,7 @@ class Topic:
         """What the topic is served with."""
         self.qos = qos
         self.deadline_ns = deadline_ns(qos)
-        self.requirements = (self.deadline_ns, urgency(qos), qos.loss_tolerance)
+        self.requirements = (self.deadline_ns, urgency(qos), shares_of(qos, self._delays))
         """What its routes depend on besides their peers."""
         self.kept_messages = qos.kept_messages
 

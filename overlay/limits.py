@@ -28,6 +28,8 @@ HEARTBEAT_INTERVAL_MAX_NS: Final = 10 * SECOND_NS
 """Slowest heartbeat a peer may ask for: it decides how long its death goes unnoticed."""
 HEARTBEAT_SILENCE_NS: Final = 50 * MILLISECOND_NS
 """Silence after which a peer in the same LAN counts as dead; a WAN link adds its round trip."""
+HEARTBEAT_FROZEN_NS: Final = 500 * MILLISECOND_NS
+"""Silence after which a peer counts as dead although its host acknowledges what it is sent."""
 HEARTBEAT_SILENCE_INTERVALS: Final = 4
 """A WAN peer may be silent for two round trips and this many heartbeat intervals."""
 LIVELINESS_NS: Final = 2 * SECOND_NS
@@ -62,8 +64,6 @@ ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
 ENDPOINTS_MAX_PER_CLIENT: Final = 16_384
 CONNECTIONS_MAX_PER_BROKER: Final = 12_000
-SHEDDING_HOPS: Final = 3
-"""Nodes on a message's way that may shed: each gets an equal share of the topic's loss tolerance."""
 MISSING_SEQUENCES_MAX: Final = 256
 """Gaps remembered per publisher, to tell a late message from a duplicate."""
 
@@ -75,4 +75,5 @@ assert HANDSHAKE_FRAME_MAX_BYTES < FRAME_MAX_BYTES
 assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES
 assert FRAME_TARGET_BYTES <= ACKNOWLEDGE_EVERY_BYTES < OUTBOX_SOFT_BYTES < OUTBOX_MAX_BYTES
 assert HEARTBEAT_INTERVAL_NS * HEARTBEAT_SILENCE_INTERVALS < HEARTBEAT_SILENCE_NS
+assert HEARTBEAT_SILENCE_NS < HEARTBEAT_FROZEN_NS
 assert RETENTION_DEFAULT <= RETENTION_MAX <= UNSENT_MAX_MESSAGES

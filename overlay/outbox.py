@@ -96,6 +96,7 @@ class Outbox:
         "_capacity_bytes",
         "_frames_resent",
         "_frames_sent",
+        "_is_connected",
         "_least_shift_ns",
         "_lost_tickets",
         "_messages_dropped",
@@ -117,6 +118,7 @@ class Outbox:
         self._waiting_bytes = 0
         self._waiting_messages = 0
         self._busy_since_ns = 0
+        self._is_connected = False
         self._least_shift_ns: dict[int, int] = {}
         """By origin: the least clock shift since nothing waited; all deadlines are compared with it."""
         self._window_bytes = WINDOW_FIRST_BYTES
@@ -163,6 +165,9 @@ class Outbox:
     def take_frames(self, budget_bytes: int, now_ns: int) -> list[bytes]:
         """Frames to write now, up to about `budget_bytes`; they count as sent and unacknowledged."""
         frames: list[bytes] = []
+        if not self._is_connected:
+            self._is_connected = True
+            self._busy_since_ns = now_ns
         budget_bytes = min(budget_bytes, self._window_bytes - self._unacknowledged_bytes)
         while self._waiting_messages and budget_bytes > 0:
             data = self._take_frame(now_ns)
@@ -256,8 +261,16 @@ class Outbox:
         return self._waiting.next_deadline_ns()
 
     def is_overloaded(self, now_ns: int) -> bool:
-        """It has not run empty for a while: shed what may be shed."""
-        return self._waiting_messages > 0 and now_ns - self._busy_since_ns > OVERLOADED_AFTER_NS
+        """It has not run empty for a while although somebody takes from it: shed what may be shed."""
+        return (
+            self._waiting_messages > 0
+            and now_ns - self._busy_since_ns > OVERLOADED_AFTER_NS
+            and self._is_connected
+        )
+
+    def disconnected(self) -> None:
+        """Nobody takes frames any more: what waits now is kept for the peer's return, as far as it goes."""
+        self._is_connected = False
 
     @property
     def has_room(self) -> bool:

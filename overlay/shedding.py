@@ -1,11 +1,19 @@
 """Dropping messages on purpose, within what their topics allow.
 
 When a peer takes less than is sent to it, deadlines can only be kept for some by giving up
-others. Best effort goes first and whole. Of a topic with a loss tolerance, at most that many
-messages in a row are dropped, counted by sequence, so that what was lost before this hop is
-counted too. Everything else passes.
+others. Best effort goes first and whole. Of a topic with a loss tolerance, a few messages in a
+row are dropped, counted by sequence, so that what was lost before this hop is counted too.
+Everything else passes.
+
+A routing broker may die in the middle of an overload, and what it takes with it lies right beside
+what was shed. So a topic's tolerance is divided: `crash_losses` of it belong to a crash, the rest
+is shared out among the nodes on the way. However the losses meet, they stay within the tolerance.
 """
 
+from bisect import bisect_left
+from dataclasses import replace
+from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from librt.strings import read_i64_le
@@ -18,34 +26,64 @@ from overlay.batch import (
     U32,
     Run,
 )
-from overlay.limits import SHEDDING_HOPS
+from overlay.bounds import Delays, needs_replication
+from overlay.qos import TopicQos
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
 
-def share_of(loss_tolerance: int | None) -> int | None:
-    """What one node may shed in a row: what several nodes shed must add up to the tolerance at most."""
-    return None if loss_tolerance is None else loss_tolerance // SHEDDING_HOPS
+class Hop(IntEnum):
+    """A node on a message's way that may shed; the first ones get what does not divide evenly."""
+
+    ROUTER = 0
+    INGRESS = 1
+    EGRESS = 2
+
+
+Shares = tuple[int, ...] | None
+"""What each hop may shed in a row, by `Hop`; None: anything."""
+
+
+def crash_losses(qos: TopicQos, delays: Delays) -> int:
+    """Losses in a row that a crash must be allowed, so that it needs no copies (FRAME, Lemma 1).
+
+    That is at most the topic's tolerance. All of it, if the topic needs copies even so.
+    """
+    tolerance = qos.loss_tolerance
+    assert tolerance is not None, "best effort promises nothing"
+    if needs_replication(qos, delays):
+        return tolerance
+
+    def suffices(losses: int) -> bool:
+        return not needs_replication(replace(qos, loss_tolerance=losses), delays)
+
+    return bisect_left(range(tolerance + 1), True, key=suffices)
+
+
+@lru_cache(1_024)  # thousands of topics have the same few requirements
+def shares_of(qos: TopicQos, delays: Delays) -> Shares:
+    """What each hop may shed in a row: all of them and a crash add up to the tolerance at most."""
+    if qos.loss_tolerance is None:
+        return None
+    each, left = divmod(qos.loss_tolerance - crash_losses(qos, delays), len(Hop))
+    return tuple(each + (hop < left) for hop in Hop)
 
 
 class Shedder:
     """What has been let pass to one peer while it was overloaded."""
 
-    __slots__ = ("_passed", "shed")
+    __slots__ = ("_passed",)
 
     def __init__(self) -> None:
-        self.shed = 0
-        """Messages dropped so far."""
         # Highest sequence passed, by publisher. Without an entry nothing is known, so it passes.
         self._passed: dict[int, int] = {}
 
-    def sift(self, run: Run, loss_tolerance: int | None) -> Run | None:
+    def sift(self, run: Run, may_shed: int | None) -> Run | None:
         """What of a run must be sent although the peer is overloaded; None if nothing."""
-        if loss_tolerance is None:
-            self.shed += run.messages
+        if may_shed is None:
             return None
-        if loss_tolerance == 0:
+        if may_shed == 0:
             return run
         data = run.data
         kept: list[bytes] = []
@@ -56,11 +94,10 @@ class Shedder:
             length: i64 = read_i64_le(data, offset + LENGTH_WORD_OFFSET) >> 32
             end: i64 = offset + MESSAGE_HEADER_BYTES + (length & U32)
             passed = self._passed.get(publisher)
-            if passed is None or sequence - passed > loss_tolerance or sequence <= passed:
+            if passed is None or sequence - passed > may_shed or sequence <= passed:
                 kept.append(data[offset:end])
                 self._passed[publisher] = max(sequence, passed or 0)
             offset = end
-        self.shed += run.messages - len(kept)
         if len(kept) == run.messages:
             return run
         return Run(len(kept), b"".join(kept)) if kept else None

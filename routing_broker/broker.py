@@ -300,12 +300,12 @@ class RoutingBroker:
 
     def _set_topic(self, name: str) -> None:
         record = self._views[name].record
-        backup = record.backup if record.primary == self.id else None
+        backup, primary = (record.backup, None) if record.primary == self.id else (None, record.primary)
         known = tuple(self._subscribers[name])
         subscribers = {edge: lan for edge, lan, _ in known}
         qos = strictest(record.qos, (request for _, _, request in known))
         now_ns = self.hub.clock()
-        self._flush(self.core.set_topic(record.id, name, qos, subscribers, now_ns, backup))
+        self._flush(self.core.set_topic(record.id, name, qos, subscribers, now_ns, backup, primary))
         self._settle()
         interest = None
         if record.primary == self.id:

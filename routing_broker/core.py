@@ -20,7 +20,9 @@ of the topic's backup, with the deadline of Lemma 1, and followed by a `Copy`:
     cancelled    dispatched before it went out: it need not be replicated any more
 
 *Dispatched* means acknowledged, not written: bytes in the socket of a process that is killed may
-never arrive. When a primary is lost, `recover` admits what is left of its copies like new
+never arrive. A topic is spared copies because it is dispatched by its deadline (Proposition 1);
+while an edge is overloaded nobody can count on that, and copies are made of everything for it but
+best effort. When a primary is lost, `recover` admits what is left of its copies like new
 messages; their deadlines follow from when they were born, so they are as urgent as they are old.
 
 Messages without a route: the edges and this broker hear of assignments and subscribers at the
@@ -32,6 +34,7 @@ the messages wait, bounded in bytes and time, and are admitted again when the ro
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import read_i64_le
@@ -55,7 +58,8 @@ from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
 from overlay.schedule import BUCKET_SHIFT
-from overlay.urgency import deadline_ns
+from overlay.shedding import Hop, crash_losses, shares_of
+from overlay.urgency import Unsure, deadline_ns
 from routing_broker.backup import BackupBuffer, Kept, to_ranges
 from routing_broker.mode import Mode
 from routing_broker.model import (
@@ -88,6 +92,7 @@ class RouterCore:
         self._routes: dict[object, Route] = {}
         self._settling: set[int] = set()
         """Topics whose deadline has changed while messages with the old one may wait."""
+        self._unsure: dict[int, Unsure] = {}
         self._unrouted: dict[int, list[Unrouted]] = {}
         self._unrouted_bytes = 0
         self._undispatched: dict[Copy, None] = {}
@@ -141,16 +146,20 @@ class RouterCore:
         subscribers: Mapping[str, str],
         now_ns: int,
         backup: str | None = None,
+        primary: str | None = None,
     ) -> set[Peer]:
         """Serve a topic with these subscribing edges (and their LANs).
 
-        `backup` is given if this broker is the topic's primary. Returns the peers that got
-        something now: messages that had waited for this, or copies for a new backup.
+        `backup` is given if this broker is the topic's primary, `primary` if another one is. Returns
+        the peers that got something now: messages that had waited for this, or copies for a new backup.
         """
         for edge, lan in subscribers.items():
             self.peer(edge, lan)
         old = self._topics.get(topic_id)
-        topic = Topic(topic_id, name, qos, dict(subscribers), self._backup_needed(qos, backup))
+        if qos.loss_tolerance is None and self._mode.selective:
+            backup = None
+        replicates = backup is not None and self._replicates(qos)
+        topic = Topic(topic_id, name, qos, dict(subscribers), backup, replicates, primary)
         if topic == old:
             return set()
         if old is not None:
@@ -351,41 +360,48 @@ class RouterCore:
         if buffer is None:
             return touched
         self._evicted += buffer.evicted
-        nowhere = Peer(router, "", Outbox())
+        self._dispatch_copies(buffer, touched, now_ns)
+        return touched
+
+    def _dispatch_copies(self, buffer: BackupBuffer, touched: set[Peer], now_ns: int) -> None:
+        nowhere = Peer("", "", Outbox())
         for kept in buffer.recover():
             # The LAN of the ingress edge is not known: its edges get the messages too and drop them.
             with suppress(ProtocolError):  # one frame nobody can read must not cost the others
                 count, reached = self.admit(nowhere, kept.body, kept.clock_shift_ns, now_ns)
                 self._recovered += count
                 touched |= reached
-        return touched
 
     # Details
 
     def _schedule(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run for its edges, and for the backup if it must be replicated."""
+        if route.primary is not None:
+            left = self._kept.get(route.primary)
+            if left is not None and len(left):
+                # An edge has turned to us, so the primary is lost: what it left comes first.
+                self._dispatch_copies(left, touched, now_ns)
         born_ns = read_i64_le(run.data, BORN_OFFSET)
         # Born on the origin's clock, brought to ours: never later than the message really was born.
         known = born_ns != 0 and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
         born_here_ns = born_ns - header.clock_shift_ns if known else now_ns
         deadline = 0
         if self._mode.by_deadline:
-            deadline = max(born_here_ns + route.deadline_ns, route.unknown_until_ns)
+            deadline = max(born_here_ns + route.deadline_ns, route.unsure.until_ns)
             if not known:
-                route.unknown_until_ns = deadline
+                route.unsure.until_ns = deadline
         copy: Copy | None = None
-        if route.backup is not None:
+        if route.backup is not None and (route.replicates or _is_overloaded(route, now_ns)):
             copy = Copy(header, run, len(route.peers), route.backup, born_here_ns + route.replicate_ns)
             self._undispatched[copy] = None
             self._replicate(copy, touched, now_ns)
         for peer in route.peers:
             sent = run
             if peer.outbox.is_overloaded(now_ns):
-                sifted = peer.shedder.sift(run, route.may_shed)
+                may_shed = None if route.shares is None else route.shares[Hop.ROUTER]
+                sifted = peer.shedder.sift(run, may_shed)
                 if sifted is not run:
-                    reason = (
-                        DropReason.SHED_BEST_EFFORT if route.may_shed is None else DropReason.SHED_TOLERATED
-                    )
+                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
                     self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
                 if sifted is None:
                     if copy is not None:
@@ -462,14 +478,10 @@ class RouterCore:
         if frame.outstanding == 0 and self._mode.coordinates and frame.backup in self._backups:
             self._to_prune.setdefault(frame.backup, []).append(frame.number)
 
-    def _backup_needed(self, qos: TopicQos, backup: str | None) -> str | None:
-        if backup is None:
-            return None
-        if self._mode.selective and not needs_replication(
-            self._mode.retained(qos, self._delays), self._delays
-        ):
-            return None
-        return backup
+    def _replicates(self, qos: TopicQos) -> bool:
+        """Copies of the topic's messages are needed also while deadlines are met (Proposition 1)."""
+        retained = self._mode.retained(qos, self._delays)
+        return not self._mode.selective or needs_replication(retained, self._delays)
 
     def _new_buffer(self) -> BackupBuffer:
         return BackupBuffer(max(1, len(self._topics)) * BACKUP_MESSAGES_PER_TOPIC)
@@ -488,20 +500,30 @@ class RouterCore:
             return None
         qos = topic.qos
         relative_ns = deadline_ns(qos)
-        replicate_ns = min(replicate_within_ns(qos, self._delays), UNBOUNDED) if topic.backup else 0
+        shares = shares_of(qos, self._delays)
+        replicate_ns = self._replicate_within_ns(qos) if topic.backup else 0
         alone = topic_id if topic.floor_ns else None  # no other topic has to wait with it
-        key = (edges, relative_ns, qos.loss_tolerance, topic.backup, replicate_ns, alone)
+        key = (edges, relative_ns, shares, topic.backup, topic.replicates, topic.primary, replicate_ns, alone)
         route = self._routes.get(key)
         if route is None:
             peers = tuple(self.peer(edge, topic.subscribers[edge]) for edge in edges)
-            route = Route(peers, relative_ns, qos.loss_tolerance, topic.backup, replicate_ns)
+            unsure = self._unsure.setdefault(relative_ns, Unsure())
+            if topic.floor_ns:
+                unsure = Unsure(unsure.until_ns)
+            route = Route(peers, relative_ns, shares, topic, replicate_ns, unsure)
             if len(self._routes) >= _SHARED_ROUTES_MAX:
                 self._routes.clear()
             self._routes[key] = route
         if topic.floor_ns:
-            route.unknown_until_ns = max(route.unknown_until_ns, topic.floor_ns)
+            route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         source.routes[topic_id] = route
         return route
+
+    def _replicate_within_ns(self, qos: TopicQos) -> int:
+        """Lemma 1 with the part of the tolerance that is a crash's; the rest is for shedding."""
+        if qos.loss_tolerance is not None:
+            qos = replace(qos, loss_tolerance=crash_losses(qos, self._delays))
+        return min(replicate_within_ns(qos, self._delays), UNBOUNDED)
 
     @staticmethod
     def _destinations(source_lan: str, topic: Topic) -> tuple[str, ...]:
@@ -533,6 +555,10 @@ class RouterCore:
             return
         self._unrouted_bytes += len(item.run.data)
         self._unrouted.setdefault(topic_id, []).append(item)
+
+
+def _is_overloaded(route: Route, now_ns: int) -> bool:
+    return any(peer.outbox.is_overloaded(now_ns) for peer in route.peers)
 
 
 def _topics_of(run: Run) -> set[int]:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from overlay.batch import BatchHeader, Run
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
-from overlay.shedding import Shedder, share_of
+from overlay.shedding import Shares, Shedder
+from overlay.urgency import Unsure
 
 
 class DropReason(StrEnum):
@@ -50,7 +51,11 @@ class Topic:
     subscribers: dict[str, str]
     """Edges with subscribers, and their LANs."""
     backup: str | None = None
-    """The routing broker to replicate to, if this one is the primary and replication is needed."""
+    """The routing broker to replicate to, if this one is the primary and the topic is not best effort."""
+    replicates: bool = False
+    """Copies are needed also while deadlines are met."""
+    primary: str | None = None
+    """The topic's primary, if it is another routing broker: its copies come before what edges send us."""
     floor_ns: int = field(default=0, compare=False)
     """No message may be due before: older ones wait that were given a later deadline; 0 if none do."""
 
@@ -61,27 +66,34 @@ class Route:
     __slots__ = (
         "backup",
         "deadline_ns",
-        "may_shed",
         "peers",
+        "primary",
         "replicate_ns",
-        "unknown_until_ns",
+        "replicates",
+        "shares",
+        "unsure",
     )
 
     def __init__(
         self,
         peers: tuple[Peer, ...],
         deadline_ns: int,
-        loss_tolerance: int | None,
-        backup: str | None,
+        shares: Shares,
+        topic: Topic,
         replicate_ns: int,
+        unsure: Unsure,
     ) -> None:
         self.peers = peers
         self.deadline_ns = deadline_ns
-        self.may_shed = share_of(loss_tolerance)
-        self.backup = backup
+        self.shares = shares
+        """Messages in a row that each hop may give up; None: any number."""
+        self.backup = topic.backup
+        self.primary = topic.primary
+        self.replicates = topic.replicates
+        """Copies go to the backup always, not only while an edge is overloaded."""
         self.replicate_ns = replicate_ns
-        self.unknown_until_ns = 0
-        """Latest deadline of a run whose age was not known: its successors must not overtake it."""
+        self.unsure = unsure
+        """Shared by all routes of the core with this deadline."""
 
 
 class ReplicaFrame:

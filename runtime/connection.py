@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 from enum import Enum, auto
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from overlay.batch import BATCH_HEADER_BYTES
@@ -26,6 +27,7 @@ from overlay.limits import (
     ACKNOWLEDGE_EVERY_BYTES,
     HANDSHAKE_FRAME_MAX_BYTES,
     HANDSHAKE_TIMEOUT_NS,
+    MILLISECOND_NS,
     SECOND_NS,
     WRITE_HIGH_WATER_BYTES,
 )
@@ -43,6 +45,8 @@ _LINGER_S: Final = 1.0
 """How long a closing connection may take to hand its last bytes to the kernel."""
 _READ_REST_BYTES: Final = 256 * 1024
 _NOT_SENT_LOW_WATER_BYTES: Final = 32 * 1024
+_LAST_ACKNOWLEDGEMENT: Final = Struct("=56xI")
+"""Of Linux's tcp_info: milliseconds since the peer's kernel last acknowledged something."""
 
 
 class State(Enum):
@@ -215,11 +219,8 @@ class Connection(asyncio.Protocol):
         self.link.clock.refresh(now_ns, 2 * max(tick_ns, liveness.interval_ns))
         if self._reading_paused:
             liveness.heard()
-        elif liveness.tick(now_ns, tick_ns):
-            self.abort(
-                CloseReason.SILENT,
-                f"nothing heard for {liveness.silence_limit_ns / 1e6:.0f} ms",
-            )
+        elif liveness.tick(now_ns, tick_ns) and (liveness.is_frozen or not self._host_answers(liveness)):
+            self.abort(CloseReason.SILENT, f"nothing heard for {liveness.silent_ns / 1e6:.0f} ms")
 
     def send_due_heartbeat(self, now_ns: int) -> None:
         """Send a heartbeat if one is due."""
@@ -336,7 +337,7 @@ class Connection(asyncio.Protocol):
         liveness = self.liveness
         assert liveness is not None
         first = not liveness.has_received
-        liveness.received(heartbeat, now_ns)
+        liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
             link.clock.refresh(now_ns, 2 * liveness.interval_ns)
@@ -348,6 +349,20 @@ class Connection(asyncio.Protocol):
         assert self.liveness is not None and self.link is not None and self._transport is not None
         self._unacknowledged_bytes = 0
         self._transport.write(encode_heartbeat(self.liveness.heartbeat(now_ns, self.link.received)))
+
+    def _host_answers(self, liveness: Liveness) -> bool:
+        """The peer's kernel acknowledges our heartbeats, so the peer lives and only gets no time to run.
+
+        Behind a proxy it is the proxy's kernel that answers. That still counts: the proxy would pass on
+        the end of the peer, and taking a starved peer for dead costs more than noticing a dead path late.
+        """
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is None or not hasattr(socket, "TCP_INFO"):
+            return False
+        (last_acknowledgement_ms,) = _LAST_ACKNOWLEDGEMENT.unpack(
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGEMENT.size)
+        )
+        return bool(last_acknowledgement_ms * MILLISECOND_NS <= liveness.silence_limit_ns)
 
     def _flush(self) -> None:
         self._flush_scheduled = False

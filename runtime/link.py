@@ -80,9 +80,9 @@ class Link:
     def measured(self) -> MeasuredLink | None:
         """How far away the peer is; None while that is not known."""
         liveness = self.connection.liveness if self.connection is not None else None
-        if liveness is None or not liveness.lowest_round_trip_ns:
+        if liveness is None or not liveness.recent_round_trip_ns:
             return None
-        return MeasuredLink(liveness.lowest_round_trip_ns // 2, liveness.silence_beyond_floor_ns)
+        return MeasuredLink(liveness.recent_round_trip_ns // 2, liveness.silence_beyond_floor_ns)
 
     def send(self, message: ControlMessage) -> bool:
         """Send a control message if the link is up; says whether it was handed over."""
@@ -141,6 +141,7 @@ class Link:
         if self.connection is not connection:
             return False
         self.connection = None
+        self.outbox.disconnected()
         return True
 
     def statistics(self) -> LinkStatistics:

@@ -76,10 +76,10 @@ class Wire:
             self.received += 1
             self._receive(self.in_flight.popleft())
 
-    def acknowledge(self) -> None:
-        """A heartbeat comes back with the receiver's count."""
+    def acknowledge(self, now_ns: int = 0) -> None:
+        """A heartbeat comes back with the receiver's count; given the time, the window learns from it."""
         if self.is_up:
-            self._on_acknowledged(self.outbox.acknowledge(self.received))
+            self._on_acknowledged(self.outbox.acknowledge(self.received, now_ns))
 
     def run(self) -> None:
         """Send, arrive, acknowledge, as often as the window demands."""
@@ -95,6 +95,7 @@ class Wire:
         """The connection breaks; what was on the wire is lost."""
         self.in_flight.clear()
         self.is_up = False
+        self.outbox.disconnected()
 
     def reconnect(self) -> None:
         """The same two processes connect again: go on after what the receiver has."""

@@ -10,6 +10,10 @@ A cut behaves like a dead path under TCP, which repeats until it gets through: n
 the lines, not even an end, new connections are not answered, and after `heal` everything that is
 late comes out at once. Directions are cut one by one: `OUT` towards the cloud, `BACK` into the LAN.
 
+A direction can have a rate, shared by all its connections. Then little is under way at a time, so
+that what the link has not carried yet is still in the sender's hands, as with a modem and a small
+buffer.
+
 A gateway listens on an address of its LAN and dials loopback addresses only.
 """
 
@@ -19,7 +23,7 @@ import contextlib
 import ipaddress
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -36,6 +40,10 @@ REQUEST_TIMEOUT_S: Final = 5.0
 DIAL_TIMEOUT_S: Final = 5.0
 LINE_MAX_BYTES: Final = 4 * 1024 * 1024
 """Bytes under way in one direction of one connection before its sender has to wait."""
+RATED_LINE_S: Final = 0.01
+"""With a rate: so much may be under way in one connection, ..."""
+RATED_PIECE_S: Final = 0.002
+"""... and bytes travel in pieces that take this long."""
 TIMER_STEP_S: Final = 0.001
 """The event loop sleeps in whole milliseconds, rounded up: timers aim half a step early."""
 LINGER_S: Final = 1.0
@@ -57,10 +65,13 @@ class Path:
     def __init__(self, delay_s: float) -> None:
         self.delay_s = delay_s
         self.is_cut = False
+        self.bytes_per_s: float | None = None
+        """What the path carries; None: everything."""
         self.late_max_s = 0.0
         """The longest a batch of bytes came out after its time, cuts not counted."""
         self.tap = Tap()
         self.lines: set[DelayLine] = set()
+        self._free_s = 0.0
         self._healed = asyncio.Event()
         self._healed.set()
 
@@ -75,6 +86,22 @@ class Path:
         self._healed.set()
         for line in list(self.lines):
             line.release(after_cut=True)
+
+    @property
+    def line_max_bytes(self) -> int:
+        """Bytes that may be under way in one connection."""
+        return LINE_MAX_BYTES if self.bytes_per_s is None else round(self.bytes_per_s * RATED_LINE_S)
+
+    def carry(self, data: bytes, now_s: float) -> Iterator[tuple[float, bytes]]:
+        """When these bytes come out, piece by piece."""
+        if self.bytes_per_s is None:
+            yield now_s + self.delay_s, data
+            return
+        size = max(1, round(self.bytes_per_s * RATED_PIECE_S))
+        for start in range(0, len(data), size):
+            piece = data[start : start + size]
+            self._free_s = max(self._free_s, now_s) + len(piece) / self.bytes_per_s
+            yield self._free_s + self.delay_s, piece
 
     async def pass_through(self) -> None:
         """Wait as long as something small takes to get through."""
@@ -105,9 +132,9 @@ class DelayLine:
 
     def push(self, data: bytes) -> None:
         """Bytes enter the line."""
-        self._items.append((self._loop.time() + self._path.delay_s, data))
+        self._items.extend(self._path.carry(data, self._loop.time()))
         self._bytes += len(data)
-        if self._bytes > LINE_MAX_BYTES and not self._full:
+        if self._bytes > self._path.line_max_bytes and not self._full:
             self._full = True
             self._on_room(False)
         self._arm()
@@ -115,7 +142,8 @@ class DelayLine:
     def push_end(self) -> None:
         """The sender is gone: so will the receiver be, once everything before this is out."""
         if self._end_s is None:
-            self._end_s = self._loop.time() + self._path.delay_s
+            last_s = self._items[-1][0] if self._items else 0.0
+            self._end_s = max(self._loop.time() + self._path.delay_s, last_s)
             self._arm()
 
     def set_writable(self, writable: bool) -> None:
@@ -153,7 +181,7 @@ class DelayLine:
             data = b"".join(due)
             self._bytes -= len(data)
             self._target.write(data)
-            if self._full and self._bytes < LINE_MAX_BYTES // 2:
+            if self._full and self._bytes < self._path.line_max_bytes // 2:
                 self._full = False
                 self._on_room(True)
         if not items and self._end_s is not None and self._end_s <= now_s:
@@ -369,6 +397,11 @@ class Gateway:
         for path in self.paths.values():
             path.delay_s = delay_ms / 1e3
 
+    def set_rate(self, bytes_per_s: float | None, ways: Iterable[Way] = tuple(Way)) -> None:
+        """Carry no more than this in each of these directions from now on; None: no limit."""
+        for way in ways:
+            self.paths[way].bytes_per_s = bytes_per_s
+
     def statistics(self) -> GatewayStatistics:
         """What has passed."""
         out, back = self.paths[Way.OUT], self.paths[Way.BACK]
@@ -426,6 +459,8 @@ def _obey(gateway: Gateway, command: dict[str, Any]) -> None:
         gateway.heal(ways)
     elif name == "delay":
         gateway.set_delay(command["delay_ms"])
+    elif name == "rate":
+        gateway.set_rate(command["bytes_per_s"], ways)
     elif name == "statistics":
         statistics = gateway.statistics()
         answer = {field: getattr(statistics, field) for field in statistics.__slots__}

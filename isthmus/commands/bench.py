@@ -12,6 +12,7 @@ from benchmarks import cores as cores_benchmark
 from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.workload import Workload
 from isthmus.commands.bench_frame import crashes, frame
+from isthmus.commands.bench_stress import detection, overload
 from isthmus.errors import explain_errors
 
 
@@ -110,3 +111,5 @@ def cores(topics: int, rounds: int, file: Path | None) -> None:
 
 bench.add_command(frame)
 bench.add_command(crashes)
+bench.add_command(detection)
+bench.add_command(overload)

@@ -126,10 +126,10 @@ class Router:
         else:
             self.uplink.reconnect()
 
-    def read_routes(self, backup: str | None, sees_egress: bool = True) -> None:
+    def read_routes(self, backup: str | None, primary: str | None, sees_egress: bool = True) -> None:
         """It learns who subscribes; the egress may be missing while it registers anew."""
         subscribers = {"neighbour": "a", "egress": "b"} if sees_egress else {"neighbour": "a"}
-        self.core.set_topic(TOPIC, "t", QOS, subscribers, self.clock(), backup)
+        self.core.set_topic(TOPIC, "t", QOS, subscribers, self.clock(), backup, primary)
 
     def _receive(self, body: bytes) -> None:
         self.core.admit(self.ingress_peer, body, self.clock_shift_ns, self.clock())
@@ -371,7 +371,8 @@ class FailoverMachine(RuleBasedStateMachine):
     @rule(name=_routers, sees_egress=st.booleans())
     def a_router_reads_the_routes(self, name: str, sees_egress: bool) -> None:
         if self.routers[name].is_alive:
-            self.routers[name].read_routes(self.backup if name == self.primary else None, sees_egress)
+            partners = (self.backup, None) if name == self.primary else (None, self.primary)
+            self.routers[name].read_routes(*partners, sees_egress)
 
     @rule()
     def the_neighbour_is_cut_off(self) -> None:

@@ -1,12 +1,13 @@
 """Order at the egress when copies race after a change of routing brokers."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_broker.core import EdgeCore
 from overlay.batch import Run, decode_messages, encode_batch, encode_message
 from overlay.limits import MILLISECOND_NS, SECOND_NS
-from overlay.messages import EndpointKind
+from overlay.messages import UNKNOWN_CLOCK_SHIFT, EndpointKind
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
 
@@ -114,3 +115,17 @@ def test_any_order_of_arrival_is_put_right(order, repeats, split):
         seen += egress.receive(sequence)
     assert seen == list(range(2, 12))
     assert not egress.core.has_held
+
+
+@pytest.mark.parametrize("resubscribes", [False, True])
+def test_a_message_known_to_be_old_does_not_overtake_one_of_unknown_age_before_it(resubscribes):
+    """Also if somebody subscribes in between and the routes are made anew."""
+    egress = Egress()
+    for sequence, clock_shift_ns in ((1, UNKNOWN_CLOCK_SHIFT), (2, 0)):
+        run = Run(1, encode_message(1, 77, sequence, NOW - 40 * MS, b"x"))
+        egress.core.admit_from_broker(encode_batch(3, 5, clock_shift_ns, [run])[5:], 0, NOW)
+        if resubscribes:
+            other = egress.core.client("client:2", Outbox())
+            egress.core.add_endpoint(other, EndpointKind.SUBSCRIBER, 6, egress.topic)
+            resubscribes = False
+    assert egress.delivered() == [1, 2]

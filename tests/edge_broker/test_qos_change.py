@@ -50,8 +50,8 @@ def test_once_nothing_waits_the_new_deadline_counts_and_other_topics_never_wait_
     lan.publish(1)
     change(lan, URGENT)
     assert lan.topic.forward is not other.forward
-    assert lan.topic.forward.unknown_until_ns == lan.now_ns + 500 * MS
-    assert other.forward.unknown_until_ns == 0
+    assert lan.topic.forward.unsure.until_ns == lan.now_ns + 500 * MS
+    assert other.forward.unsure.until_ns == 0
     lan.sent_to("r1")
     assert not lan.core.settle()
     assert lan.topic.forward is other.forward, "routes are shared again"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -45,6 +46,14 @@ class RouterProcess:
         """What the broker says of itself."""
         async with aiohttp.ClientSession() as session, session.get(f"http://{self._http}/status") as response:
             return await response.json()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it does nothing any more, but its connections stay open."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT: it goes on as if nothing had happened."""
+        self._process.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

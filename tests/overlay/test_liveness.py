@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.limits import HEARTBEAT_INTERVAL_NS, HEARTBEAT_SILENCE_INTERVALS, HEARTBEAT_SILENCE_NS
+from overlay.limits import (
+    HEARTBEAT_FROZEN_NS,
+    HEARTBEAT_INTERVAL_NS,
+    HEARTBEAT_SILENCE_INTERVALS,
+    HEARTBEAT_SILENCE_NS,
+)
 from overlay.liveness import Liveness
 from overlay.messages import Heartbeat
 
@@ -121,3 +126,36 @@ def test_heartbeats_are_due_at_the_tick_nearest_to_the_interval() -> None:
     liveness.heartbeat(START_NS, 0)
     assert not liveness.is_due(START_NS + HEARTBEAT_INTERVAL_NS // 2 - 1, HEARTBEAT_INTERVAL_NS)
     assert liveness.is_due(START_NS + HEARTBEAT_INTERVAL_NS // 2, HEARTBEAT_INTERVAL_NS)
+
+
+def test_a_peer_whose_host_lives_counts_as_frozen_after_half_a_second() -> None:
+    liveness = _lan()
+    _, now_ns = _ticks_until_dead(liveness, START_NS)
+    assert not liveness.is_frozen
+    while not liveness.is_frozen:
+        now_ns += TICK_NS
+        liveness.tick(now_ns, TICK_NS)
+    assert HEARTBEAT_FROZEN_NS < now_ns - START_NS <= HEARTBEAT_FROZEN_NS + TICK_NS
+    liveness.heard()
+    assert not liveness.is_frozen
+
+
+def test_a_peer_far_away_is_not_frozen_before_it_may_be_silent() -> None:
+    liveness = _lan()
+    _sample_round_trip(liveness, 2000 * MS, START_NS)
+    _, dead_ns = _ticks_until_dead(liveness, START_NS)
+    assert liveness.is_frozen
+    assert dead_ns - START_NS > 2 * 2000 * MS
+
+
+def test_the_way_is_measured_while_nothing_queues_on_it() -> None:
+    liveness = _lan()
+    _sample_round_trip(liveness, 3 * MS, START_NS)
+    for at in range(1, 500):
+        now_ns = START_NS + at * TICK_NS
+        liveness.received(Heartbeat(now_ns, now_ns - 80 * MS, now_ns, 0), now_ns, calm=False)
+        assert liveness.lowest_round_trip_ns == 3 * MS
+    assert liveness.recent_round_trip_ns == 80 * MS, "what messages meet now, queue included"
+    for at in range(500, 700):
+        _sample_round_trip(liveness, 20 * MS, START_NS + at * TICK_NS)
+    assert liveness.lowest_round_trip_ns == 20 * MS, "the way itself has become longer"

@@ -617,6 +617,7 @@ def test_a_message_larger_than_the_window_leaves_when_nothing_else_is_on_its_way
 def test_an_outbox_that_has_not_run_empty_for_a_while_is_overloaded() -> None:
     outbox = Outbox()
     numbered = Numbered()
+    outbox.take_frames(PLENTY, NOW)
     assert not outbox.is_overloaded(NOW)
     outbox.append(0, 0, 7, 0, numbered.run((0, 7, 0), [1]), NOW)
     outbox.append(0, 1, 7, 0, numbered.run((1, 7, 0), [1]), NOW + 10 * MS)
@@ -628,6 +629,21 @@ def test_an_outbox_that_has_not_run_empty_for_a_while_is_overloaded() -> None:
     assert not outbox.is_overloaded(NOW + OVERLOADED_AFTER_NS + 1), "what is on its way does not count"
     outbox.append(0, *HEADER, numbered.run(HEADER, [1]), NOW + 30 * MS)
     assert not outbox.is_overloaded(NOW + 30 * MS + OVERLOADED_AFTER_NS)
+
+
+def test_what_waits_for_a_peer_that_is_away_is_no_overload() -> None:
+    """That is the business of retention and recovery; shedding would only lose messages for nobody."""
+    outbox = Outbox()
+    numbered = Numbered()
+    outbox.append(0, *HEADER, numbered.run(HEADER, [1]), NOW)
+    later_ns = NOW + 10 * OVERLOADED_AFTER_NS
+    assert not outbox.is_overloaded(later_ns), "it has never been connected"
+    outbox.append(0, 1, 7, 0, numbered.run((1, 7, 0), [1]), later_ns)
+    outbox.take_frames(1, later_ns)
+    assert not outbox.is_overloaded(later_ns + OVERLOADED_AFTER_NS), "it has only just connected"
+    assert outbox.is_overloaded(later_ns + OVERLOADED_AFTER_NS + 1)
+    outbox.disconnected()
+    assert not outbox.is_overloaded(later_ns + OVERLOADED_AFTER_NS + 1)
 
 
 # Acknowledgements, statistics, the end

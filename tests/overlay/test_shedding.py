@@ -1,13 +1,16 @@
 """Shedding keeps within what a topic allows, whatever was lost before."""
 
 import itertools
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.batch import MESSAGE_HEADER, Run, encode_message
+from overlay.bounds import Delays, needs_replication
+from overlay.limits import MILLISECOND_NS
 from overlay.qos import BEST_EFFORT, TopicQos
-from overlay.shedding import Shedder
+from overlay.shedding import Shedder, crash_losses, shares_of
 from overlay.urgency import SHEDDABLE, urgency
 
 
@@ -49,12 +52,40 @@ def test_never_more_losses_in_a_row_than_tolerated(tolerance, arrivals):
         assert max(gaps, default=0) <= tolerance
 
 
+@given(
+    period_ms=st.none() | st.integers(1, 200),
+    deadline_ms=st.none() | st.integers(1, 500),
+    tolerance=st.integers(0, 20),
+    retention=st.integers(0, 5),
+    failover_ms=st.integers(0, 100),
+)
+def test_what_all_hops_shed_and_what_a_crash_takes_add_up_to_the_tolerance(
+    period_ms, deadline_ms, tolerance, retention, failover_ms
+):
+    qos = TopicQos(period_ms, deadline_ms, tolerance, retention)
+    delays = Delays(0, 0, MILLISECOND_NS, failover_ms * MILLISECOND_NS)
+    taken, shares = crash_losses(qos, delays), shares_of(qos, delays)
+    assert taken + sum(shares) == tolerance
+    assert max(shares) - min(shares) <= 1 and list(shares) == sorted(shares, reverse=True)
+    if needs_replication(qos, delays):
+        assert taken == tolerance
+    else:
+        assert not needs_replication(replace(qos, loss_tolerance=taken), delays)
+        assert taken == 0 or needs_replication(replace(qos, loss_tolerance=taken - 1), delays)
+
+
+def test_best_effort_may_be_shed_whole_and_frames_categories_leave_the_router_one_message():
+    delays = Delays(0, MILLISECOND_NS, MILLISECOND_NS // 20, 50 * MILLISECOND_NS)
+    assert shares_of(BEST_EFFORT, delays) is None
+    assert shares_of(TopicQos(50, 50, 3, 0), delays) == (1, 0, 0)
+    assert shares_of(TopicQos(100, 100, 3, 0), delays) == (1, 0, 0)
+
+
 def test_best_effort_goes_first_and_topics_without_tolerance_pass():
     shedder = Shedder()
     run = run_of((1, 1), (2, 1))
     assert shedder.sift(run, None) is None
     assert shedder.sift(run, 0) is run
-    assert shedder.shed == 2
 
 
 def test_what_is_kept_is_byte_for_byte_what_came():

@@ -82,6 +82,28 @@ async def make_far() -> AsyncIterator[MakeFar]:
         yield make
 
 
+async def test_carries_no_more_than_its_rate_and_everything_in_the_end(make_far: MakeFar) -> None:
+    far = await make_far(0)
+    reader, _, _, far_writer = await far.connect_both()
+    rate, data = 200_000, random.Random(1).randbytes(60_000)
+    far.gateway.set_rate(rate, [Way.BACK])
+    started_s = time.monotonic()
+    assert await exchange(reader, far_writer, data) == data
+    assert time.monotonic() - started_s >= len(data) / rate - 0.01
+    far.gateway.set_rate(None)
+    assert await exchange(reader, far_writer, data * 20) == data * 20
+
+
+async def test_a_connection_with_a_rate_ends_after_its_last_bytes(make_far: MakeFar) -> None:
+    far = await make_far(0)
+    reader, _, _, far_writer = await far.connect_both()
+    far.gateway.set_rate(200_000)
+    data = bytes(30_000)
+    far_writer.write(data)
+    far_writer.close()
+    assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == data
+
+
 async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> bytes:
     writer.write(data)
     return await asyncio.wait_for(reader.readexactly(len(data)), TIMEOUT_S)

@@ -1,0 +1,67 @@
+"""`isthmus bench detection` and `isthmus bench overload`: too little time, too narrow a link."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import click
+
+from benchmarks import detection as detection_benchmark
+from benchmarks import overload as overload_benchmark
+from benchmarks.frame_testbed import Setup
+from benchmarks.frame_workload import TOPICS_LEAST
+from isthmus.errors import explain_errors
+from overlay.limits import HEARTBEAT_SILENCE_NS, MILLISECOND_NS
+
+_SILENCE_MS = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+@click.command()
+@click.option("--kills", type=click.IntRange(0), default=20, show_default=True, help="Killed and frozen.")
+@click.option("--busy-seconds", type=click.FloatRange(1), default=60.0, show_default=True)
+@click.option("--topics", type=click.IntRange(TOPICS_LEAST), default=55, show_default=True)
+@click.option("--silence-ms", type=click.FloatRange(30), default=_SILENCE_MS, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Decides whom.")
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
+)
+@explain_errors
+def detection(
+    kills: int, busy_seconds: float, topics: int, silence_ms: float, seed: int, file: Path | None
+) -> None:
+    """Keep all cores busy: count false alarms, then time how soon dead and frozen brokers are noticed."""
+    setup = Setup(topics, "frame", session_timeout_s=2.0, silence_ms=silence_ms, equal_capacity=True)
+    result = asyncio.run(
+        detection_benchmark.measure(detection_benchmark.Settings(setup, kills, busy_seconds, seed), _say)
+    )
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    click.echo(detection_benchmark.summary(result))
+    if result["false_alarms"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option(
+    "--factor", type=click.FloatRange(1), default=1.5, show_default=True, help="Offered over carried."
+)
+@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True)
+@click.option("--keep-logs", is_flag=True, help="Leave the logs of all processes.")
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
+)
+@explain_errors
+def overload(factor: float, seconds: float, keep_logs: bool, file: Path | None) -> None:
+    """Offer more than a link carries; fails if topics lose more than they tolerate or drops go uncounted."""
+    result = asyncio.run(
+        overload_benchmark.measure(overload_benchmark.Settings(factor, seconds, keep_logs), _say)
+    )
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    click.echo(overload_benchmark.summary(result))
+    if not result["ok"]:
+        raise SystemExit(1)
