@@ -168,16 +168,20 @@ def paths(some_deliveries: DataFrame, all_legs: DataFrame) -> DataFrame:
             ).alias("legs")
         )
     )
-    walked = some_deliveries.join(gathered, of_message).withColumn("leg_0", _leg_to(sf.col("subscriber")))
-    for number in range(1, PATH_LEGS_MAX):
-        before = sf.col(f"leg_{number - 1}")
-        # A client is where a message starts, also if the same client subscribes to it.
-        at_start = before.isNull() | (sf.coalesce(before["from_role"], sf.lit("")) == "client")
-        walked = walked.withColumn(f"leg_{number}", sf.when(~at_start, _leg_to(before["from_node"])))
-    names = [f"leg_{number}" for number in range(PATH_LEGS_MAX)]
-    return walked.withColumn("path", sf.array_compact(sf.array(*names))).drop("legs", *names)
+    steps = sf.sequence(sf.lit(2), sf.lit(PATH_LEGS_MAX))
+    # One expression for all steps: a column per step would copy each into the next, twice as long every time.
+    path = sf.aggregate(steps, sf.array(_leg_to(sf.col("subscriber"))), _walk_back)
+    return some_deliveries.join(gathered, of_message).withColumn("path", sf.array_compact(path)).drop("legs")
+
+
+def _walk_back(path: Column, _step: Column) -> Column:
+    """Add the leg by which a message came to where its last known leg began."""
+    last = sf.get(path, sf.size(path) - 1)
+    # A client is where a message starts, also if the same client subscribes to it.
+    begins = last.isNull() | (sf.coalesce(last["from_role"], sf.lit("")) == "client")
+    return sf.when(begins, path).otherwise(sf.concat(path, sf.array(_leg_to(last["from_node"]))))
 
 
 def _leg_to(node: Column) -> Column:
-    """The first leg of the message that reached a node; None if it is missing in the traces."""
+    """The first leg of the message that reached a node; null if it is missing in the traces."""
     return sf.array_min(sf.filter("legs", lambda leg: leg["to_node"] == node))

@@ -1,7 +1,7 @@
 """What is wrong with the traces themselves, in sentences: a report that hides gaps is worth nothing."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 NAMED_MAX: Final = 5
@@ -11,7 +11,11 @@ Row = Mapping[str, Any]
 
 
 def find_problems(
-    segments: list[Row], clocks: list[Row], links: list[Row], topics: list[Row], set_aside: list[str]
+    segments: Sequence[Row],
+    clocks: Sequence[Row],
+    links: Sequence[Row],
+    topics: Sequence[Row],
+    set_aside: Sequence[str],
 ) -> list[str]:
     """Everything a reader of the report must know about its sources."""
     problems = [
@@ -45,7 +49,7 @@ def find_problems(
     return problems
 
 
-def _segment_losses(segments: list[Row], clocks: list[Row]) -> list[str]:
+def _segment_losses(segments: Sequence[Row], clocks: Sequence[Row]) -> list[str]:
     problems = []
     torn = [row for row in segments if row["torn_bytes"]]
     if torn:
@@ -78,7 +82,7 @@ def _segment_losses(segments: list[Row], clocks: list[Row]) -> list[str]:
     return problems
 
 
-def _clocks(clocks: list[Row]) -> list[str]:
+def _clocks(clocks: Sequence[Row]) -> list[str]:
     hosts: dict[str, set[str]] = defaultdict(set)
     starts: dict[str, set[str]] = defaultdict(set)
     for row in clocks:
@@ -97,7 +101,7 @@ def _clocks(clocks: list[Row]) -> list[str]:
     return problems
 
 
-def _missing(links: list[Row], traced: set[str]) -> list[str]:
+def _missing(links: Sequence[Row], traced: set[str]) -> list[str]:
     ends = {row[side] for row in links for side in ("from_node", "to_node")}
     problems = []
     if untraced := sorted(ends - traced):

@@ -57,7 +57,7 @@ def open_session(
         # All times are UTC, on the driver and on every worker.
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.adaptive.enabled", "true")
-        # Otherwise every expression asks for its place in the Python source, which takes longer than to run it.
+        # Otherwise every expression looks up its place in the Python source.
         .config("spark.python.sql.dataFrameDebugging.enabled", "false")
     )
     if master.startswith("local"):

@@ -10,6 +10,7 @@ import click
 from benchmarks import coordination as coordination_benchmark
 from benchmarks.workload import Workload
 from isthmus.commands.bench_frame import crashes, frame
+from isthmus.commands.bench_spark import spark
 from isthmus.errors import explain_errors
 
 
@@ -94,3 +95,4 @@ def coordination(
 
 bench.add_command(frame)
 bench.add_command(crashes)
+bench.add_command(spark)

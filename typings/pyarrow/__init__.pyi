@@ -4,11 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 class DataType: ...
-class Field: ...
+
+class Field:
+    type: DataType
+
 class Scalar: ...
 
 class Schema:
     names: list[str]
+    def field(self, name: str, /) -> Field: ...
 
 class Array:
     def cast(self, target_type: DataType) -> Array: ...
