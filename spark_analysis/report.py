@@ -44,14 +44,21 @@ def make_report(
     if shipment.segments:
         progress(f"shipped {shipment.records} records of {shipment.segments} segments")
     analysis = analyse(session, read_traces(session, url), shipment, progress)
+    progress("writing")
+    return write_report(analysis, location, out, before, against or "")
+
+
+def write_report(
+    analysis: Analysis, source: str, out: Path, before: Mapping[str, Any] | None = None, other: str = ""
+) -> Report:
+    """Write the report of an analysis, compared with the summary of another run if there is one."""
     comparison = [] if before is None else compare(before, analysis.summary)
     summary = analysis.summary if before is None else analysis.summary | {"comparison": comparison}
-    progress("writing")
+    page = out / PAGE_NAME
     try:
         _write_tables(out / TABLES_FOLDER, analysis)
         write_summary(out / SUMMARY_NAME, summary)
-        page = out / PAGE_NAME
-        page.write_text(render(analysis, location, comparison, against or ""), encoding="utf-8")
+        page.write_text(render(analysis, source, comparison, other), encoding="utf-8")
     except OSError as error:
         raise AnalysisError(f"the report cannot be written to {out} ({error}): give another --out") from error
     return Report(summary, page)

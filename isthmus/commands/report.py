@@ -1,6 +1,7 @@
 """`isthmus report`: where the latency went, from traces."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,25 @@ from isthmus.errors import explain_errors
 from spark_analysis.charts import NOTHING, milliseconds, number
 from spark_analysis.reading import open_session
 from spark_analysis.report import make_report, write_summary
+
+
+def _read_settings(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    wrong = [value for value in values if "=" not in value]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is no setting, for example spark.executor.memory=4g")
+    return dict(value.split("=", 1) for value in values)
+
+
+spark_settings = click.option(
+    "--conf",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_read_settings,
+    help="A setting of Spark, as for spark-submit; may be repeated.",
+)
 
 
 @click.command()
@@ -26,15 +46,23 @@ from spark_analysis.report import make_report, write_summary
 @click.option(
     "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the summary here too."
 )
+@spark_settings
 @click.option("--against", metavar="OTHER", help="Compare with other traces, or with an earlier report.")
 @explain_errors
-def report(traces: str, out: Path, master: str, file: Path | None, against: str | None) -> None:
+def report(
+    traces: str,
+    out: Path,
+    master: str,
+    file: Path | None,
+    settings: Mapping[str, str],
+    against: str | None,
+) -> None:
     """Report per topic, hop, link and node where messages spent their time.
 
     TRACES is the folder that brokers write their traces to, a folder of shipped traces, or a URL of
     one that Spark can read.
     """
-    session = open_session(master, "isthmus report", find_java().home)
+    session = open_session(master, "isthmus report", find_java().home, settings)
     try:
         made = make_report(session, traces, out, against, lambda text: click.echo(text, err=True))
     finally:

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from coordinator.java import find_java
 from isthmus.commands.cluster import add_row, open_console, open_table
+from isthmus.commands.report import spark_settings
 from isthmus.errors import explain_errors
 from spark_analysis import watch as watching
 from spark_analysis.charts import milliseconds, number
@@ -28,6 +30,7 @@ SHIP_EVERY_S = 2
     help="Folder for windows as Parquet and for checkpoints.  [default: TRACES/watch]",
 )
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
+@spark_settings
 @click.option("--window", "window_s", type=click.IntRange(1), default=watching.WINDOW_S, show_default=True)
 @click.option(
     "--late",
@@ -41,7 +44,14 @@ SHIP_EVERY_S = 2
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per window.")
 @explain_errors
 def watch(
-    traces: str, out: Path | None, master: str, window_s: int, late_s: int, for_s: float | None, as_json: bool
+    traces: str,
+    out: Path | None,
+    master: str,
+    settings: Mapping[str, str],
+    window_s: int,
+    late_s: int,
+    for_s: float | None,
+    as_json: bool,
 ) -> None:
     """Watch percentiles and deadline misses per topic and link, window by window.
 
@@ -56,8 +66,8 @@ def watch(
         ship(folder)
         (folder / PARQUET_FOLDER / ROWS_FOLDER).mkdir(parents=True, exist_ok=True)
         location = (folder / PARQUET_FOLDER).as_uri()
-    settings = watching.WatchSettings(location, out or Path(traces) / "watch", window_s, late_s)
-    session = open_session(master, "isthmus watch", find_java().home)
+    plan = watching.WatchSettings(location, out or Path(traces) / "watch", window_s, late_s)
+    session = open_session(master, "isthmus watch", find_java().home, settings)
     # Rows of both kinds come from threads of their own: one table at a time.
     turn = threading.Lock()
 
@@ -67,7 +77,7 @@ def watch(
 
     ends = None if for_s is None else time.monotonic() + for_s
     try:
-        queries = watching.start(session, settings, tell)
+        queries = watching.start(session, plan, tell)
         click.echo("watching; a window is shown once it is final", err=True)
         while ends is None or time.monotonic() < ends:
             if folder is not None:

@@ -12,6 +12,9 @@ WALL_NS: Final = 1_700_000_000_000_000_000
 """The calendar time at which the clocks of all test hosts read 0."""
 
 
+QOS: Final = TopicQos(period_ms=10, deadline_ms=50, loss_tolerance=2)
+
+
 @dataclass
 class Node:
     """A node that records what a test tells it to."""

@@ -6,41 +6,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from overlay.qos import TopicQos
-from overlay.trace import Event, Reason
+from overlay.trace import Event
 from spark_analysis import journeys, summaries
 from spark_analysis.analysis import Analysis
 from spark_analysis.histograms import RELATIVE_ERROR
 from spark_analysis.reading import prepare, read_traces
-from tests.spark_analysis.nodes import MS, Delays, Node, Overlay
+from tests.spark_analysis.nodes import MS, QOS, Node, Overlay
 
 Analyse = Callable[[Path], Analysis]
-QOS = TopicQos(period_ms=10, deadline_ms=50, loss_tolerance=2)
-
-
-@pytest.fixture(scope="module")
-def outage(tmp_path_factory: pytest.TempPathFactory, analyse_folder: Analyse) -> Analysis:
-    """A run in which the first router dies: 100 messages, 30-32 lost, 80-89 late by a slow link.
-
-    1-49 and again from 50 on by the second router, which takes over 400 ms late.
-    """
-    folder = tmp_path_factory.mktemp("outage")
-    overlay = Overlay(QOS)
-    for sequence in range(1, 101):
-        late = sequence >= 50
-        at_ns = sequence * 10 * MS + (400 * MS if late else 0)
-        overlay.carry(
-            sequence,
-            at_ns,
-            Delays(to_egress=60 * MS) if 80 <= sequence < 90 else None,
-            lost_at="router-1" if 30 <= sequence <= 32 else "",
-            router=overlay.second_router if late else None,
-        )
-    overlay.egress.saw(Event.DUPLICATE, 7, 49, came="router-2", in_ns=900 * MS)
-    overlay.egress.saw(Event.DUPLICATE, 7, 48, came="router-2", in_ns=900 * MS)
-    overlay.ingress.saw(Event.DROPPED, 7, 100, in_ns=1_500 * MS, reason=Reason.SHED_TOLERATED)
-    overlay.write(folder)
-    return analyse_folder(folder)
 
 
 def test_counts_are_exact(outage: Analysis):
