@@ -1,6 +1,7 @@
 """Charts as inline SVG: plain text, no script, readable in light and dark."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
@@ -11,6 +12,9 @@ Row = dict[str, Any]
 WIDTH: Final = 960
 NOTHING: Final = "\N{EN DASH}"
 """Stands where there is no value."""
+_SHORTEST_TENTH: Final = 30
+"""What took less than a microsecond is shown as a microsecond."""
+_LEGEND_MAX: Final = 16
 COLOURS: Final = ("#2f6fde", "#e0842b", "#2a9d6f", "#b5539c", "#7a6ff0", "#c9443f", "#4aa3b8", "#8a8f3a")
 
 
@@ -30,6 +34,11 @@ def milliseconds(value: float | None) -> str:
     if value >= 1_000:
         return number(value / 1_000, " s")
     return number(value, " ms") if value >= 1 or value == 0 else number(value * 1_000, " µs")
+
+
+def tick(value: float, unit: str = "") -> str:
+    """A round value on an axis."""
+    return f"{value:,.0f}{unit}" if abs(value) >= 1_000 else f"{value:.3g}{unit}"
 
 
 def svg(name: str, height: float, parts: Iterable[str], width: float = WIDTH) -> str:
@@ -75,8 +84,8 @@ def hop_distributions(histogram: Sequence[Row], hops: Sequence[Row]) -> str:
     """One ridge per hop on a logarithmic axis of durations, with its median and 99th percentile."""
     if not histogram:
         return ""
-    left, right, top, ridge = 190, 110, 26, 46
-    first = min(row["tenth"] for row in histogram)
+    left, right, top, ridge = 190, 150, 26, 46
+    first = max(min(row["tenth"] for row in histogram), _SHORTEST_TENTH)
     last = max(row["tenth"] for row in histogram) + 1
     first, last = 10 * math.floor(first / 10), 10 * math.ceil(last / 10)
     scale = (WIDTH - left - right) / max(last - first, 1)
@@ -86,11 +95,14 @@ def hop_distributions(histogram: Sequence[Row], hops: Sequence[Row]) -> str:
         x = left + (decade - first) * scale
         parts += [
             line(x, top, x, height - 26),
-            text(x, height - 8, milliseconds(10 ** (decade / 10 - 6)), anchor="middle"),
+            text(x, height - 8, _decade(decade), anchor="middle"),
         ]
     for index, hop in enumerate(hops):
         base = top + ridge * (index + 1)
-        bars = {row["tenth"]: row["count"] for row in histogram if row["hop"] == hop["hop"]}
+        bars: Counter[int] = Counter()
+        for row in histogram:
+            if row["hop"] == hop["hop"]:
+                bars[max(row["tenth"], _SHORTEST_TENTH)] += row["count"]
         most = max(bars.values(), default=1)
         colour = COLOURS[0] if hop["kind"] == "link" else COLOURS[1]
         parts += [text(left - 12, base - 12, hop["hop"], anchor="end"), line(left, base, WIDTH - right, base)]
@@ -110,7 +122,7 @@ def hop_distributions(histogram: Sequence[Row], hops: Sequence[Row]) -> str:
             )
         for key, style in (("p50_ms", "median"), ("p99_ms", "tail")):
             if hop[key]:
-                x = left + (10 * math.log10(max(hop[key] * 1e6, 1)) - first) * scale
+                x = left + (max(10 * math.log10(hop[key] * 1e6), first) - first) * scale
                 parts.append(line(x, base - ridge + 8, x, base + 3, style))
         summary = f"{milliseconds(hop['p50_ms'])} / {milliseconds(hop['p99_ms'])}"
         parts.append(text(WIDTH - right + 10, base - 12, summary, style="value"))
@@ -118,11 +130,18 @@ def hop_distributions(histogram: Sequence[Row], hops: Sequence[Row]) -> str:
     return svg("plot-hops", height, parts)
 
 
+def _decade(tenth: int) -> str:
+    """10^n nanoseconds, in words."""
+    power = tenth // 10
+    unit = min(power // 3, 3)
+    return f"{10 ** (power - 3 * unit):,} {('ns', 'µs', 'ms', 's')[unit]}"
+
+
 def timeline(rows: Sequence[Row], bin_us: int, outages: Sequence[tuple[int, int, str]]) -> str:
     """Deliveries and ages over time, with losses, duplicates and outages marked."""
     if not rows:
         return ""
-    left, right, top, band, gap = 64, 16, 22, 130, 44
+    left, right, top, band, gap = 64, 28, 22, 130, 44
     start_us = min(row["bin_us"] for row in rows)
     span_us = max(max(row["bin_us"] for row in rows) + bin_us - start_us, bin_us)
     scale = (WIDTH - left - right) / span_us
@@ -142,7 +161,7 @@ def timeline(rows: Sequence[Row], bin_us: int, outages: Sequence[tuple[int, int,
             y = base - band * mark / marks[-1]
             parts += [
                 line(left, y, WIDTH - right, y),
-                text(left - 8, y + 4, number(mark, unit), anchor="end"),
+                text(left - 8, y + 4, tick(mark, unit), anchor="end"),
             ]
     rate_top, age_top = ticks(most_rate)[-1], ticks(most_age)[-1]
     ages: dict[str, list[tuple[float, float]]] = {"p50_ms": [], "p99_ms": []}
@@ -170,7 +189,7 @@ def timeline(rows: Sequence[Row], bin_us: int, outages: Sequence[tuple[int, int,
     for mark in ticks(span_us / 1e6, 8):
         if mark <= span_us / 1e6:
             x = left + mark * 1e6 * scale
-            parts.append(text(x, height - 10, number(mark, " s"), anchor="middle"))
+            parts.append(text(x, height - 10, tick(mark, " s"), anchor="middle"))
     parts += [
         text(left, 14, "deliveries per second (late ones orange); below: losses red, duplicates violet"),
         text(left, top + band + gap - 8, "age of delivered messages: median blue, p99 orange"),
@@ -224,7 +243,7 @@ def waterfall(legs: Sequence[Row]) -> str:
     scale = (WIDTH - left - right) / marks[-1]
     height = top + bar * len(journeys) + 28
     parts = [line(left + mark * scale, top - 4, left + mark * scale, height - 24) for mark in marks]
-    parts += [text(left + mark * scale, height - 8, milliseconds(mark), anchor="middle") for mark in marks]
+    parts += [text(left + mark * scale, height - 8, tick(mark, " ms"), anchor="middle") for mark in marks]
     places: dict[str, str] = {}
     for index, ((_, sequence, subscriber), way) in enumerate(journeys.items()):
         y = top + bar * index
@@ -245,16 +264,20 @@ def waterfall(legs: Sequence[Row]) -> str:
                 x += took_ms * scale
         parts.append(text(max(x, left) + 6, y + 15, milliseconds(way[0]["age_ms"]), style="value"))
     parts.append(
-        text(
-            left, 14, "from publishing to delivery; pale: on a link, solid: waiting in a node", style="quiet"
-        )
+        text(left, 14, "from publishing to delivery; pale: on a link, solid: in a node", style="quiet")
     )
-    return svg("plot-waterfall", height, parts)
+    for index, (place, colour) in enumerate(list(places.items())[:_LEGEND_MAX]):
+        column, row_y = 20 + index % 4 * 235, height + index // 4 * 20
+        parts += [
+            box(column, row_y, 12, 12, colour),
+            text(column + 18, row_y + 10, place[:34], style="small"),
+        ]
+    return svg("plot-waterfall", height + 20 * math.ceil(min(len(places), _LEGEND_MAX) / 4) + 6, parts)
 
 
 def outage_chart(name: str, rows: Sequence[Row], duration_ms: float) -> str:
     """Deliveries around one outage."""
-    left, right, top, band = 64, 16, 18, 110
+    left, right, top, band = 64, 34, 18, 110
     if not rows:
         return ""
     offsets = sorted({row["offset_ms"] for row in rows})
@@ -267,7 +290,7 @@ def outage_chart(name: str, rows: Sequence[Row], duration_ms: float) -> str:
     parts = [box(left - first * scale, top, duration_ms * scale, band, "var(--outage)", "nothing came")]
     for mark in ticks(most, 3):
         y = base - band * min(mark / most, 1)
-        parts += [line(left, y, WIDTH - right, y), text(left - 8, y + 4, number(mark), anchor="end")]
+        parts += [line(left, y, WIDTH - right, y), text(left - 8, y + 4, tick(mark), anchor="end")]
     for row in rows:
         x = left + (row["offset_ms"] - first) * scale
         tall = band * row["deliveries"] / most

@@ -11,6 +11,7 @@ from benchmarks import coordination as coordination_benchmark
 from benchmarks.workload import Workload
 from isthmus.commands.bench_frame import crashes, frame
 from isthmus.commands.bench_spark import spark
+from isthmus.commands.bench_trace import trace
 from isthmus.errors import explain_errors
 
 
@@ -96,3 +97,4 @@ def coordination(
 bench.add_command(frame)
 bench.add_command(crashes)
 bench.add_command(spark)
+bench.add_command(trace)
