@@ -87,6 +87,11 @@ def is_url(location: str) -> bool:
     return _URL.match(location) is not None
 
 
+def local_url(path: Path) -> str:
+    """A path for Spark. Hadoop takes a URL as it stands: one that is percent-encoded is another file."""
+    return f"file://{path.absolute()}"
+
+
 def prepare(location: str) -> tuple[str, Shipment]:
     """Ship what waits in a local trace folder; returns where the Parquet files are.
 
@@ -100,7 +105,7 @@ def prepare(location: str) -> tuple[str, Shipment]:
     shipment = ship(folder) if has_segments(folder) else Shipment()
     for candidate in (folder, folder / PARQUET_FOLDER):
         if (candidate / SEGMENTS_FOLDER).is_dir():
-            return candidate.as_uri(), shipment
+            return local_url(candidate), shipment
     raise AnalysisError(
         f"{location} has no traces: neither segments nor {ROWS_FOLDER}/ and {SEGMENTS_FOLDER}/ in Parquet. "
         "Are brokers started with tracing?"

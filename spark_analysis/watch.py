@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_analysis.errors import AnalysisError
-from spark_analysis.reading import ROWS_SCHEMA
+from spark_analysis.reading import ROWS_SCHEMA, local_url
 from spark_analysis.schema import ROWS_FOLDER
 
 WINDOW_S: Final = 10
@@ -122,7 +122,7 @@ def _start(name: str, frame: DataFrame, out: Path, tell: Tell) -> StreamingQuery
         try:
             found = kept.orderBy("window_start", name.removesuffix("s")).limit(SHOWN_ROWS).collect()
             if found:
-                kept.write.mode("overwrite").parquet((out / name / f"batch={number:06}").absolute().as_uri())
+                kept.write.mode("overwrite").parquet(local_url(out / name / f"batch={number:06}"))
                 tell(name, [row.asDict() for row in found])
         finally:
             kept.unpersist()
@@ -130,7 +130,7 @@ def _start(name: str, frame: DataFrame, out: Path, tell: Tell) -> StreamingQuery
     return (
         frame.writeStream.queryName(name)
         .outputMode("append")
-        .option("checkpointLocation", (out / "checkpoints" / name).absolute().as_uri())
+        .option("checkpointLocation", local_url(out / "checkpoints" / name))
         .foreachBatch(write)
         .start()
     )

@@ -15,7 +15,7 @@ from isthmus.commands.report import spark_settings
 from isthmus.errors import explain_errors
 from spark_analysis import watch as watching
 from spark_analysis.charts import milliseconds, number
-from spark_analysis.reading import is_url, open_session
+from spark_analysis.reading import is_url, local_url, open_session
 from spark_analysis.schema import ROWS_FOLDER
 from spark_analysis.shipper import PARQUET_FOLDER, ship
 
@@ -65,7 +65,7 @@ def watch(
     if folder is not None:
         ship(folder)
         (folder / PARQUET_FOLDER / ROWS_FOLDER).mkdir(parents=True, exist_ok=True)
-        location = (folder / PARQUET_FOLDER).as_uri()
+        location = local_url(folder / PARQUET_FOLDER)
     plan = watching.WatchSettings(location, out or Path(traces) / "watch", window_s, late_s)
     session = open_session(master, "isthmus watch", find_java().home, settings)
     # Rows of both kinds come from threads of their own: one table at a time.

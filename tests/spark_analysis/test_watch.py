@@ -12,7 +12,7 @@ from tests.spark_analysis.nodes import MS, QOS, Delays, Overlay
 
 
 def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path: Path):
-    traces = tmp_path / "traces"
+    traces = tmp_path / "traces of today=1%"
     told: list[tuple[str, dict[str, Any]]] = []
     turn = threading.Lock()
 
@@ -53,5 +53,5 @@ def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path
     again = [row for kind, row in told if kind == "topics"]
     assert [row["deliveries"] for row in again] == [100, 100, 100, 100]
     assert not {row["window_start"] for row in topics} & {row["window_start"] for row in again}
-    kept = spark.read.parquet(*(path.as_uri() for path in sorted((tmp_path / "out" / "topics").iterdir())))
+    kept = spark.read.parquet(*map(str, sorted((tmp_path / "out" / "topics").iterdir())))
     assert kept.count() == len(topics) + len(again)
