@@ -141,7 +141,7 @@ def timeline(rows: Sequence[Row], bin_us: int, outages: Sequence[tuple[int, int,
     """Deliveries and ages over time, with losses, duplicates and outages marked."""
     if not rows:
         return ""
-    left, right, top, band, gap = 64, 28, 22, 130, 44
+    left, right, top, band, gap = 84, 28, 22, 130, 44
     start_us = min(row["bin_us"] for row in rows)
     span_us = max(max(row["bin_us"] for row in rows) + bin_us - start_us, bin_us)
     scale = (WIDTH - left - right) / span_us
@@ -277,7 +277,7 @@ def waterfall(legs: Sequence[Row]) -> str:
 
 def outage_chart(name: str, rows: Sequence[Row], duration_ms: float) -> str:
     """Deliveries around one outage."""
-    left, right, top, band = 64, 34, 18, 110
+    left, right, top, band = 84, 34, 18, 110
     if not rows:
         return ""
     offsets = sorted({row["offset_ms"] for row in rows})
