@@ -67,6 +67,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.cluster
 def test_the_report_runs_on_a_cluster(cluster: str, tmp_path: Path):
     overlay = Overlay(QOS)
     for sequence in range(1, 51):
@@ -76,6 +77,9 @@ def test_the_report_runs_on_a_cluster(cluster: str, tmp_path: Path):
     command += ["--master", cluster, "--out", str(tmp_path / "out"), "--json", str(tmp_path / "summary.json")]
     for setting in ("shuffle.partitions=2", "adaptive.enabled=false", "codegen.wholeStage=false"):
         command += ["--conf", f"spark.sql.{setting}"]
+    # Four cold JVMs on small data: compiling thoroughly would take most of the time.
+    for side in ("driver", "executor"):
+        command += ["--conf", f"spark.{side}.extraJavaOptions=-XX:TieredStopAtLevel=1"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment(), timeout=2 * TIMEOUT_S
     )
