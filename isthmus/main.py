@@ -17,6 +17,9 @@ _COMMANDS: Final = {
     "status": ("status", "status", "Show leader, brokers, links and what is wrong."),
     "topics": ("topics", "topics", "List topics, who serves them and who uses them."),
     "doctor": ("doctor", "doctor", "Check whether this machine can run Isthmus."),
+    "report": ("report", "report", "Report from traces where the latency went."),
+    "watch": ("watch", "watch", "Watch latency and deadline misses from traces, live."),
+    "trace": ("trace", "trace", "Ship traces to Parquet."),
     "bench": ("bench", "bench", "Measure Isthmus on this machine."),
 }
 

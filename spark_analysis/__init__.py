@@ -1,1 +1,1 @@
-"""PySpark over the traces of every hop: reports and streaming. Nothing is traced yet."""
+"""PySpark over the traces of every hop: shipping, reports and streaming; see docs/spark.md."""

@@ -12,7 +12,9 @@ from benchmarks import cores as cores_benchmark
 from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.workload import Workload
 from isthmus.commands.bench_frame import crashes, frame
+from isthmus.commands.bench_spark import spark
 from isthmus.commands.bench_stress import detection, overload
+from isthmus.commands.bench_trace import trace
 from isthmus.errors import explain_errors
 
 
@@ -113,3 +115,5 @@ bench.add_command(frame)
 bench.add_command(crashes)
 bench.add_command(detection)
 bench.add_command(overload)
+bench.add_command(spark)
+bench.add_command(trace)

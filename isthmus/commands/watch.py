@@ -1,0 +1,110 @@
+"""`isthmus watch`: latency and deadline misses while the brokers run."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coordinator.java import find_java
+from isthmus.commands.cluster import add_row, open_console, open_table
+from isthmus.commands.report import spark_settings
+from isthmus.errors import explain_errors
+from spark_analysis import watch as watching
+from spark_analysis.charts import milliseconds, number
+from spark_analysis.reading import is_url, local_url, open_session
+from spark_analysis.schema import ROWS_FOLDER
+from spark_analysis.shipper import PARQUET_FOLDER, ship
+
+SHIP_EVERY_S = 2
+
+
+@click.command()
+@click.argument("traces")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for windows as Parquet and for checkpoints.  [default: TRACES/watch]",
+)
+@click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
+@spark_settings
+@click.option("--window", "window_s", type=click.IntRange(1), default=watching.WINDOW_S, show_default=True)
+@click.option(
+    "--late",
+    "late_s",
+    type=click.IntRange(0),
+    default=watching.LATE_S,
+    show_default=True,
+    help="Seconds that rows may be late.",
+)
+@click.option("--for", "for_s", type=click.FloatRange(0), help="Stop after this many seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per window.")
+@explain_errors
+def watch(
+    traces: str,
+    out: Path | None,
+    master: str,
+    settings: Mapping[str, str],
+    window_s: int,
+    late_s: int,
+    for_s: float | None,
+    as_json: bool,
+) -> None:
+    """Watch percentiles and deadline misses per topic and link, window by window.
+
+    TRACES is the folder that brokers write their traces to; segments in it are shipped as they
+    close. With a URL of shipped traces, shipping is left to `isthmus trace ship`.
+    """
+    folder = None if is_url(traces) else Path(traces).absolute()
+    if folder is None and out is None:
+        raise click.UsageError("give --out: windows and checkpoints need a folder of this machine")
+    location = traces.rstrip("/")
+    if folder is not None:
+        ship(folder)
+        (folder / PARQUET_FOLDER / ROWS_FOLDER).mkdir(parents=True, exist_ok=True)
+        location = local_url(folder / PARQUET_FOLDER)
+    plan = watching.WatchSettings(location, out or Path(traces) / "watch", window_s, late_s)
+    session = open_session(master, "isthmus watch", find_java().home, settings)
+    # Rows of both kinds come from threads of their own: one table at a time.
+    turn = threading.Lock()
+
+    def tell(kind: str, rows: list[dict[str, Any]]) -> None:
+        with turn:
+            _print_json(kind, rows) if as_json else _print_table(kind, rows)
+
+    ends = None if for_s is None else time.monotonic() + for_s
+    try:
+        queries = watching.start(session, plan, tell)
+        click.echo("watching; a window is shown once it is final", err=True)
+        while ends is None or time.monotonic() < ends:
+            if folder is not None:
+                ship(folder)
+            watching.wait(queries, SHIP_EVERY_S)
+    except KeyboardInterrupt:
+        click.echo("stopped; the next watch goes on from here", err=True)
+    finally:
+        session.stop()
+
+
+def _print_json(kind: str, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        click.echo(json.dumps({"kind": kind, **row}, default=str))
+
+
+def _print_table(kind: str, rows: list[dict[str, Any]]) -> None:
+    name = kind.removesuffix("s")
+    table = open_table("", ("window", name, "messages", "median", "p99", "missed"))
+    for row in rows:
+        add_row(
+            table,
+            f"{row['window_start']:%H:%M:%S}",
+            row[name],
+            number(row["deliveries" if kind == "topics" else "messages"]),
+            milliseconds(row["p50_ms"]),
+            milliseconds(row["p99_ms"]),
+            number(row["missed"]),
+        )
+    open_console().print(table)

@@ -1,0 +1,541 @@
+"""What a node writes down about the messages it saw: the trace schema, here and nowhere else.
+
+A node appends fixed-width *records* to segment files; a shipper turns closed segments into rows
+for Spark. `RECORD` is the layout in the segment, `ROW_COLUMNS` the layout of the rows, and
+`SEGMENT_COLUMNS` what is known of each segment as a whole. `docs/traces.md` says which event
+fills which field.
+
+A segment is a preamble and blocks:
+
+    preamble   magic 8 bytes | length u32 | msgpack map (SegmentHeader)
+    block      kind u8 | 3 bytes 0 | length u32 | CRC-32 of the payload u32 | payload
+
+Blocks hold many records, or one entry of a table: the name and quality of service of a topic id,
+or the name of a peer id. Blocks of unknown kind are skipped, so that a newer node may add some;
+whatever would change the meaning of a record raises `SCHEMA_VERSION`.
+
+Sampling is a function of publisher and sequence, so all nodes agree on it without a word on the
+wire. It is a rotation: a message is sampled if `(publisher + sequence) x STEP` modulo 2^64 lies
+below a threshold. So the next sampled sequence of a publisher follows from the last one in a few
+additions, and all other messages cost a node one comparison with it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final, NamedTuple, Self
+from zlib import crc32
+
+import msgpack
+
+from overlay.errors import OverlayError, show
+from overlay.limits import KIB, MIB, MILLISECOND_NS
+from overlay.qos import TopicQos
+
+SCHEMA_VERSION: Final = 1
+MAGIC: Final = b"ISTHTRC\n"
+
+HEADER_MAX_BYTES: Final = 64 * KIB
+BLOCK_MAX_BYTES: Final = 64 * MIB
+LOG_MAX_BYTES: Final = 16 * MIB
+"""Records a node holds in memory while its disk does not take them; more are counted as lost."""
+PEERS_MAX: Final = 65_535
+"""Peer ids have 16 bits; 0 stands for none or unknown."""
+UNKNOWN_SLACK: Final = -(2**63)
+
+
+class TraceError(OverlayError):
+    """A segment that cannot be read."""
+
+
+class Event(IntEnum):
+    """What happened to a message at a node."""
+
+    RECEIVED = 1
+    """It came in, and nothing more is known yet."""
+    DISPATCHED = 2
+    """It left on a link; at its publisher: it was published."""
+    REPLICATED = 3
+    """A copy left for the backup."""
+    DISCARDED = 4
+    """The backup pruned its copy."""
+    DELIVERED = 5
+    """A subscriber has it."""
+    DUPLICATE = 6
+    """It had come before."""
+    DROPPED = 7
+    """It goes no further, for a reason."""
+
+
+class Reason(IntEnum):
+    """Why a message was dropped; 0 for any other event."""
+
+    NONE = 0
+    LATE = 1
+    NO_SUBSCRIBER = 2
+    NO_ROUTER = 3
+    OUTBOX_FULL = 4
+    SHED_BEST_EFFORT = 5
+    SHED_TOLERATED = 6
+    UNROUTED = 7
+    EDGE_GONE = 8
+    QUEUE_FULL = 9
+    """A subscriber's application did not keep up."""
+    OTHER = 255
+
+
+class BlockKind(IntEnum):
+    """What a block of a segment holds."""
+
+    RECORDS = 1
+    TOPIC = 2
+    PEER = 3
+
+
+class Record(NamedTuple):
+    """One event of one message at one node, as packed by `RECORD`. Times are on the node's clock."""
+
+    event: int
+    reason: int
+    peer_in: int
+    peer_out: int
+    topic: int
+    publisher: int
+    sequence: int
+    born_ns: int
+    """As the message carries it, on the clock of its origin; 0 if unknown."""
+    in_ns: int
+    """When it came, or was published; 0 if unknown."""
+    out_ns: int
+    """When it left; 0 if it did not."""
+    age_bound_ns: int
+    """Most the message can have aged when it came; 0 if unknown."""
+    link_bound_ns: int
+    """Most it can have spent on the link it came on; 0 if unknown."""
+    slack_ns: int
+    """What is left of the deadline by the age bound; UNKNOWN_SLACK if unknown."""
+    deadline_ns: int
+    """What this node held it to: the topic's deadline or the subscription's own; 0 for none."""
+
+
+RECORD: Final = Struct("<BBHHIQQQQQQQqQ")
+RECORD_BYTES: Final = RECORD.size
+RECORD_FORMATS: Final = ("u1", "u1", "<u2", "<u2", "<u4", *["<u8"] * 7, "<i8", "<u8")
+"""The same layout for readers that decode whole columns."""
+
+_PREAMBLE: Final = Struct("<8sI")
+_BLOCK: Final = Struct("<BxxxII")
+BLOCK_BYTES: Final = _BLOCK.size
+
+
+class Column(NamedTuple):
+    """A column of the rows that Spark reads."""
+
+    name: str
+    kind: str
+    """`long`, `string`, `double`, `boolean` or `timestamp` (microseconds, UTC)."""
+
+
+ROW_COLUMNS: Final = (
+    Column("at", "timestamp"),  # when it came in, by the wall clock of the node
+    Column("node", "string"),
+    Column("role", "string"),
+    Column("lan", "string"),
+    Column("host", "string"),  # boot of the host: rows of one host share a clock
+    Column("clock", "string"),
+    Column("event", "string"),
+    Column("reason", "string"),
+    Column("topic", "string"),
+    Column("publisher", "long"),  # the 64 bits as a signed number
+    Column("sequence", "long"),
+    Column("peer_in", "string"),
+    Column("peer_out", "string"),
+    Column("in_ns", "long"),
+    Column("out_ns", "long"),
+    Column("born_ns", "long"),
+    Column("age_bound_ns", "long"),
+    Column("link_bound_ns", "long"),
+    Column("slack_ns", "long"),
+    Column("deadline_ns", "long"),
+    Column("loss_tolerance", "long"),  # null: not limited, or the topic is not known
+    Column("period_ns", "long"),
+)
+
+SEGMENT_COLUMNS: Final = (
+    Column("segment", "string"),
+    Column("schema", "long"),
+    Column("node", "string"),
+    Column("role", "string"),
+    Column("lan", "string"),
+    Column("host", "string"),
+    Column("clock", "string"),
+    Column("number", "long"),
+    Column("opened_at", "timestamp"),
+    Column("sampling", "double"),
+    Column("records", "long"),
+    Column("lost_records", "long"),  # by the node before it opened this segment
+    Column("deleted_segments", "long"),  # by the node's disk quota before it opened this segment
+    Column("torn_bytes", "long"),
+    Column("salvaged", "boolean"),
+    Column("problem", "string"),  # why the segment was set aside; null if it was read
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What a segment says about the node that wrote it."""
+
+    node: str
+    role: str
+    lan: str
+    host: str
+    """Boot id of the host. CLOCK_MONOTONIC is one clock for all processes of one boot."""
+    clock: str
+    """The host's boot and the process's start: a node that has another one has started anew."""
+    pid: int
+    number: int
+    """Counts the segments of one process from 1."""
+    wall_ns: int
+    """The wall clock and the node's clock, read together: places the node's times on a calendar."""
+    monotonic_ns: int
+    sampling: float
+    lost_records: int = 0
+    """Records this process has lost so far, because the disk did not take them."""
+    deleted_segments: int = 0
+    """Segments this process has deleted so far to keep its disk quota."""
+    schema: int = SCHEMA_VERSION
+
+    def encode(self) -> bytes:
+        """The preamble of a segment."""
+        packed = msgpack.packb(asdict(self))
+        return _PREAMBLE.pack(MAGIC, len(packed)) + packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Self, int]:
+        """Read a preamble; returns the header and where the blocks begin. Raises TraceError."""
+        if len(data) < _PREAMBLE.size:
+            raise TraceError(f"segment of {len(data)} bytes, its preamble alone has {_PREAMBLE.size}")
+        magic, length = _PREAMBLE.unpack_from(data)
+        if magic != MAGIC:
+            raise TraceError(f"segment starts with {show(magic)}, not {show(MAGIC)}: no trace segment")
+        end = _PREAMBLE.size + length
+        if length > HEADER_MAX_BYTES or end > len(data):
+            raise TraceError(f"segment header of {length} bytes is cut off or above {HEADER_MAX_BYTES}")
+        values = _unpack_map(data[_PREAMBLE.size : end])
+        if values.get("schema") != SCHEMA_VERSION:
+            raise TraceError(
+                f"schema version {show(values.get('schema'))}, this reader knows {SCHEMA_VERSION}"
+            )
+        known: dict[str, Any] = {}
+        for field in fields(cls):
+            value = values.get(field.name)
+            wanted = (int, float) if field.type is float else field.type
+            assert isinstance(wanted, type | tuple)
+            if isinstance(value, bool) or not isinstance(value, wanted):
+                raise TraceError(f"segment header has {field.name} {show(value)}, which has the wrong type")
+            known[field.name] = value
+        return cls(**known), end
+
+
+class TopicEntry(NamedTuple):
+    """What a topic id stands for."""
+
+    topic: int
+    name: str
+    deadline_ns: int | None
+    loss_tolerance: int | None
+    period_ns: int | None
+
+
+class PeerEntry(NamedTuple):
+    """What a peer id stands for: the peer's node name, as in the headers of its own segments."""
+
+    peer: int
+    name: str
+
+
+class Block(NamedTuple):
+    """A whole block of a segment, or the whole records of a torn one."""
+
+    kind: int
+    payload: bytes
+
+
+def block_header(kind: BlockKind, payload: bytes | bytearray) -> bytes:
+    """What stands before a payload in a segment."""
+    return _BLOCK.pack(kind, len(payload), crc32(payload))
+
+
+def encode_block(kind: BlockKind, payload: bytes | bytearray) -> bytes:
+    """A block as it stands in a segment."""
+    return block_header(kind, payload) + payload
+
+
+def encode_topic(topic: int, name: str, qos: TopicQos) -> bytes:
+    """The block that gives a topic id its meaning."""
+    period_ns = None if qos.period_ms is None else round(qos.period_ms * MILLISECOND_NS)
+    entry = TopicEntry(topic, name, qos.deadline_ns, qos.loss_tolerance, period_ns)
+    return encode_block(BlockKind.TOPIC, msgpack.packb(entry._asdict()))
+
+
+def encode_peer(peer: int, name: str) -> bytes:
+    """The block that gives a peer id its meaning."""
+    return encode_block(BlockKind.PEER, msgpack.packb({"peer": peer, "name": name}))
+
+
+def decode_topic(payload: bytes) -> TopicEntry:
+    """Read a topic block; raises TraceError."""
+    values = _unpack_map(payload)
+    try:
+        return TopicEntry(**{name: values[name] for name in TopicEntry._fields})
+    except KeyError as missing:
+        raise TraceError(f"topic entry without {missing}") from None
+
+
+def decode_peer(payload: bytes) -> PeerEntry:
+    """Read a peer block; raises TraceError."""
+    values = _unpack_map(payload)
+    try:
+        return PeerEntry(**{name: values[name] for name in PeerEntry._fields})
+    except KeyError as missing:
+        raise TraceError(f"peer entry without {missing}") from None
+
+
+def read_blocks(data: bytes, offset: int) -> Iterator[Block | int]:
+    """The blocks of a segment; at the end, if it is torn, the number of bytes that are no use.
+
+    A process that was killed leaves at most its last block unfinished: the whole records in it are
+    good. A block that is complete but fails its checksum was damaged on disk, and what follows
+    cannot be found.
+    """
+    end = len(data)
+    while offset < end:
+        if end - offset < BLOCK_BYTES:
+            yield end - offset
+            return
+        kind, length, checksum = _BLOCK.unpack_from(data, offset)
+        start = offset + BLOCK_BYTES
+        if length > BLOCK_MAX_BYTES:
+            yield end - offset
+            return
+        if start + length > end:
+            whole = (end - start) // RECORD_BYTES * RECORD_BYTES if kind == BlockKind.RECORDS else 0
+            if whole:
+                yield Block(kind, data[start : start + whole])
+            yield end - start - whole
+            return
+        payload = data[start : start + length]
+        if crc32(payload) != checksum:
+            yield end - offset
+            return
+        yield Block(kind, payload)
+        offset = start + length
+
+
+def _unpack_map(packed: bytes) -> dict[str, Any]:
+    try:
+        values = msgpack.unpackb(packed)
+    except ValueError as error:
+        raise TraceError(f"msgpack cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise TraceError(f"expected a map, got {show(values)}")
+    return values
+
+
+# Sampling
+
+_MODULUS: Final = 2**64
+_MASK: Final = _MODULUS - 1
+STEP: Final = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: neighbouring sequences fall far apart."""
+
+
+class Sampling:
+    """Which messages are traced, the same at every node that has the same rate."""
+
+    __slots__ = ("_back", "_back_gap", "_forth", "_forth_gap", "rate", "threshold")
+
+    def __init__(self, rate: float) -> None:
+        """A share of all messages: 0 for none, 1 for all."""
+        if not 0 <= rate <= 1:
+            raise TraceError(f"sampling rate is {show(rate)}: give a share between 0 and 1")
+        self.rate = rate
+        self.threshold = min(round(rate * _MODULUS), _MODULUS)
+        # From one sampled sequence the next is one of two distances away, or their sum (the three-gap
+        # theorem): the first that moves the hash a bit up, and the first that moves it a bit down.
+        self._forth_gap = 1 + _first_in_range(STEP, STEP, self.threshold)
+        self._forth = self._forth_gap * STEP & _MASK
+        self._back_gap = 1 + _first_in_range(-STEP & _MASK, -STEP & _MASK, self.threshold)
+        self._back = -self._back_gap * STEP & _MASK
+
+    def is_sampled(self, publisher: int, sequence: int) -> bool:
+        """Whether all nodes trace this message."""
+        return (publisher + sequence) * STEP & _MASK < self.threshold
+
+    def next_sampled(self, publisher: int, sequence: int) -> int:
+        """The first sequence from this one on that is sampled; keep it and compare with it."""
+        position = (publisher + sequence) * STEP & _MASK
+        if position < self.threshold:
+            return sequence
+        return sequence + _first_in_range(position, STEP, self.threshold)
+
+    def following(self, publisher: int, sequence: int) -> int:
+        """The first sampled sequence after this sampled one."""
+        position = (publisher + sequence) * STEP & _MASK
+        forth = position + self._forth < self.threshold
+        back = position >= self._back
+        if forth and (not back or self._forth_gap < self._back_gap):
+            return sequence + self._forth_gap
+        if back:
+            return sequence + self._back_gap
+        return sequence + self._forth_gap + self._back_gap
+
+
+_NEVER: Final = 2**64
+
+
+def _first_in_range(start: int, step: int, threshold: int) -> int:
+    """The first count of steps that bring `start` below the threshold, modulo 2^64."""
+    if start < threshold:
+        return 0
+    if threshold == 0:
+        return _NEVER
+    found = _first_multiple(step, _MODULUS, _MODULUS - start, _MODULUS - start + threshold - 1)
+    return _NEVER if found is None else found
+
+
+def _first_multiple(step: int, modulus: int, low: int, high: int) -> int | None:
+    """The smallest x >= 0 with low <= step x mod modulus <= high, by Euclid's descent."""
+    if low == 0:
+        return 0
+    if step == 0:
+        return None
+    if 2 * step > modulus:
+        # Walk the other way round: the same multiples in mirrored order.
+        step, low, high = modulus - step, modulus - high, modulus - low
+    first = -(-low // step)
+    if first * step <= high:
+        return first
+    # No multiple before the first wrap: ask how many wraps bring one into the range.
+    wraps = _first_multiple(-modulus % step, step, low % step, high % step)
+    return None if wraps is None else -(-(low + modulus * wraps) // step)
+
+
+class TraceLog:
+    """Records of one node, waiting to be written. Used by a core; never blocks, never fails."""
+
+    __slots__ = (
+        "_all_tables",
+        "_buffer",
+        "_limit_bytes",
+        "_lost",
+        "_peers",
+        "_recorded",
+        "_taken_tables",
+        "_topics",
+        "sampling",
+    )
+
+    def __init__(self, sampling: Sampling, limit_bytes: int = LOG_MAX_BYTES) -> None:
+        self.sampling = sampling
+        self._limit_bytes = limit_bytes
+        self._buffer = bytearray()
+        self._lost = 0
+        self._recorded = 0
+        self._topics: dict[int, tuple[str, TopicQos]] = {}
+        self._peers: dict[str, int] = {}
+        self._all_tables = bytearray()
+        self._taken_tables = 0
+
+    @property
+    def recorded(self) -> int:
+        """Records since the start."""
+        return self._recorded
+
+    @property
+    def lost(self) -> int:
+        """Records that found no room since the start."""
+        return self._lost
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Size of what waits to be written."""
+        return len(self._buffer)
+
+    def define_topic(self, topic: int, name: str, qos: TopicQos) -> None:
+        """Say what a topic id stands for; again when its quality of service is learnt or changes."""
+        if self._topics.get(topic) != (name, qos):
+            self._topics[topic] = (name, qos)
+            self._all_tables += encode_topic(topic, name, qos)
+
+    def peer(self, name: str) -> int:
+        """The id of a peer, by its node name; 0 if there are too many."""
+        known = self._peers.get(name)
+        if known is not None:
+            return known
+        if len(self._peers) >= PEERS_MAX:
+            return 0
+        number = self._peers[name] = len(self._peers) + 1
+        self._all_tables += encode_peer(number, name)
+        return number
+
+    def record(
+        self,
+        event: int,
+        topic: int,
+        publisher: int,
+        sequence: int,
+        *,
+        born_ns: int = 0,
+        in_ns: int = 0,
+        out_ns: int = 0,
+        age_bound_ns: int = 0,
+        link_bound_ns: int = 0,
+        slack_ns: int = UNKNOWN_SLACK,
+        deadline_ns: int = 0,
+        peer_in: int = 0,
+        peer_out: int = 0,
+        reason: int = 0,
+    ) -> None:
+        """Write down one event of a sampled message."""
+        buffer = self._buffer
+        if len(buffer) >= self._limit_bytes:
+            self._lost += 1
+            return
+        self._recorded += 1
+        buffer += RECORD.pack(
+            event,
+            reason,
+            peer_in,
+            peer_out,
+            topic,
+            publisher,
+            sequence,
+            born_ns,
+            in_ns,
+            out_ns,
+            age_bound_ns,
+            link_bound_ns,
+            slack_ns,
+            deadline_ns,
+        )
+
+    def take(self) -> tuple[bytes, bytearray]:
+        """All that waits: blocks of new table entries, and records without a block around them yet.
+
+        Nothing large is copied or summed up here: that is for whoever writes, off the hot path.
+        """
+        tables = bytes(self._all_tables[self._taken_tables :])
+        self._taken_tables = len(self._all_tables)
+        records = self._buffer
+        self._buffer = bytearray()
+        return tables, records
+
+    def tables(self) -> bytes:
+        """Every table entry, as blocks: a new segment starts with them and so stands on its own."""
+        return bytes(self._all_tables)
+
+
+assert LOG_MAX_BYTES + RECORD_BYTES <= BLOCK_MAX_BYTES
+assert len(RECORD_FORMATS) == len(Record._fields)

@@ -1,0 +1,315 @@
+"""Writing a node's trace to segment files, off the hot path.
+
+The core appends records to an `overlay.trace.TraceLog`. The node calls `flush` on its event loop
+about once a second: that takes the bytes out of the log and hands them to a thread of the
+recorder, which alone touches the disk. A segment is `<node>-<start>-<number>.open` while it
+grows and `.segment` once it is closed, by size or by age; readers take closed ones.
+
+What is safe: after a kill of the process, everything handed to the system, that is all but the
+last flush interval; after a loss of power, every closed segment, since a segment is synced
+before it gets its final name. A reader knows that the writer of an open segment is dead when it
+can lock the file.
+
+A disk that is full or gone never disturbs the node: records are counted as lost, and told in the
+header of the next segment that can be written. So is what the disk quota deleted.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlay.limits import MIB, SECOND_NS
+from overlay.trace import (
+    RECORD_BYTES,
+    BlockKind,
+    Sampling,
+    SegmentHeader,
+    TraceLog,
+    block_header,
+)
+from runtime.errors import RuntimeShellError
+
+log = logging.getLogger("isthmus.tracing")
+
+FLUSH_INTERVAL_S: Final = 1.0
+"""How often a node should call `TraceRecorder.flush`: what a kill can cost."""
+SEGMENT_MAX_BYTES: Final = 32 * MIB
+SEGMENT_MAX_AGE_NS: Final = 10 * SECOND_NS
+"""A segment is closed after this time, so that a live view is not far behind."""
+QUOTA_BYTES: Final = 1024 * MIB
+"""Closed segments of one node on disk; the oldest are deleted beyond it."""
+QUEUE_MAX_CHUNKS: Final = 8
+"""Flushes that may wait for the disk."""
+OPEN_SUFFIX: Final = ".open"
+CLOSED_SUFFIX: Final = ".segment"
+
+assert QUOTA_BYTES >= 4 * SEGMENT_MAX_BYTES
+
+
+class TracingError(RuntimeShellError):
+    """A trace folder that cannot be used at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStatistics:
+    """What became of a node's records since it started."""
+
+    recorded: int
+    lost_records: int
+    """For want of room in memory or on disk."""
+    segments: int
+    """Closed."""
+    deleted_segments: int
+    """By the quota."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """Where and how much to trace."""
+
+    folder: Path
+    sampling: float = 0.01
+    quota_bytes: int = QUOTA_BYTES
+    segment_bytes: int = SEGMENT_MAX_BYTES
+    segment_age_ns: int = SEGMENT_MAX_AGE_NS
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    new_tables: bytes
+    all_tables: bytes
+    """Written instead if this chunk starts a segment."""
+    records: bytearray
+    now_ns: int
+    lost_records: int
+    close: bool
+
+
+class TraceRecorder:
+    """Owns the log of one node and the thread that writes it."""
+
+    def __init__(
+        self,
+        settings: TraceSettings,
+        node: str,
+        role: str,
+        lan: str,
+        *,
+        clock_ns: Callable[[], int],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        """Raises TracingError if the folder cannot be made."""
+        try:
+            settings.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TracingError(
+                f"traces cannot go to {settings.folder} ({error.strerror}): give a folder that can be written"
+            ) from error
+        self.log = TraceLog(Sampling(settings.sampling))
+        self._clock_ns = clock_ns
+        self._writer = _Writer(settings, node, role, lan, clock_ns, wall_ns)
+        self._chunks: queue.Queue[_Chunk | None] = queue.Queue(QUEUE_MAX_CHUNKS)
+        self._thread = threading.Thread(target=self._write, name=f"trace of {node}", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Hand what was recorded to the disk's thread; call it on the node's own thread."""
+        if not self._chunks.full():
+            self._chunks.put_nowait(self._next_chunk(close=False))
+        # Else the disk is slower than the node: what waits stays in the log, which counts what it loses.
+
+    def close(self) -> None:
+        """Write all and close the segment; returns when it is on disk."""
+        if self._thread.is_alive():
+            self._chunks.put(self._next_chunk(close=True))
+            self._chunks.put(None)
+            self._thread.join()
+
+    def statistics(self) -> TraceStatistics:
+        """Counts since the start."""
+        writer = self._writer
+        return TraceStatistics(
+            recorded=self.log.recorded,
+            lost_records=self.log.lost + writer.lost_records,
+            segments=writer.closed_segments,
+            deleted_segments=writer.deleted_segments,
+        )
+
+    def _next_chunk(self, *, close: bool) -> _Chunk:
+        new_tables, records = self.log.take()
+        return _Chunk(new_tables, self.log.tables(), records, self._clock_ns(), self.log.lost, close)
+
+    def _write(self) -> None:
+        while (chunk := self._chunks.get()) is not None:
+            try:
+                self._writer.write(chunk)
+            except OSError as error:
+                self._writer.lose(chunk, error)
+
+
+class _Writer:
+    """Segment files of one node. Only the recorder's thread calls it."""
+
+    def __init__(
+        self,
+        settings: TraceSettings,
+        node: str,
+        role: str,
+        lan: str,
+        clock_ns: Callable[[], int],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._role = role
+        self._lan = lan
+        self._clock_ns = clock_ns
+        self._wall_ns = wall_ns
+        self._host = host_clock()
+        self._clock = f"{self._host}/{process_start()}"
+        self._stem = f"{file_name_of(node)}-{process_start()}-{os.getpid()}"
+        self._file: int | None = None
+        self._path = Path()
+        self._number = 0
+        self._written = 0
+        self._opened_ns = 0
+        self.lost_records = 0
+        self.closed_segments = 0
+        self.deleted_segments = 0
+
+    def write(self, chunk: _Chunk) -> None:
+        """Append; opens and closes segments as needed. Raises OSError with the file as it was before."""
+        if chunk.records:
+            if self._file is None:
+                self._open(chunk)
+            else:
+                self._append(chunk.new_tables)
+            self._append(block_header(BlockKind.RECORDS, chunk.records), chunk.records)
+        elif self._file is not None:
+            self._append(chunk.new_tables)
+        if self._file is not None:
+            full = self._written >= self._settings.segment_bytes
+            old = chunk.now_ns - self._opened_ns >= self._settings.segment_age_ns
+            if full or old or chunk.close:
+                self._close()
+
+    def lose(self, chunk: _Chunk, error: OSError) -> None:
+        """The disk refused a chunk."""
+        lost = len(chunk.records) // RECORD_BYTES
+        if lost and not self.lost_records:
+            log.error("traces cannot be written", extra={"error": str(error), "path": str(self._path)})
+        self.lost_records += lost
+        # Table entries of the chunk are lost with it: only a new segment, which repeats all, is whole.
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _open(self, chunk: _Chunk) -> None:
+        self._keep_quota()
+        self._number += 1
+        self._path = self._settings.folder / f"{self._stem}-{self._number:06}{OPEN_SUFFIX}"
+        header = SegmentHeader(
+            node=self._node,
+            role=self._role,
+            lan=self._lan,
+            host=self._host,
+            clock=self._clock,
+            pid=os.getpid(),
+            number=self._number,
+            wall_ns=self._wall_ns(),
+            monotonic_ns=self._clock_ns(),
+            sampling=self._settings.sampling,
+            lost_records=self.lost_records + chunk.lost_records,
+            deleted_segments=self.deleted_segments,
+        )
+        # Locked before it gets its name: whoever can lock an open segment knows that we are dead.
+        draft = self._path.with_suffix(".new")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._written = 0
+            self._opened_ns = chunk.now_ns
+            self._file = descriptor
+            self._append(header.encode(), chunk.all_tables)
+            draft.rename(self._path)
+        except OSError:
+            self._file = None
+            os.close(descriptor)
+            draft.unlink(missing_ok=True)
+            raise
+
+    def _append(self, *parts: bytes | bytearray) -> None:
+        assert self._file is not None
+        try:
+            for part in parts:
+                view = memoryview(part)
+                while view:
+                    view = view[os.write(self._file, view) :]
+        except OSError:
+            # A full disk takes a part: cut it off, so that the segment ends with a whole block.
+            os.ftruncate(self._file, self._written)
+            os.lseek(self._file, self._written, os.SEEK_SET)
+            raise
+        self._written += sum(map(len, parts))
+
+    def _close(self) -> None:
+        if self._file is None:
+            return
+        descriptor, self._file = self._file, None
+        try:
+            os.fsync(descriptor)
+            self._path.rename(self._path.with_suffix(CLOSED_SUFFIX))
+            self.closed_segments += 1
+        finally:
+            os.close(descriptor)
+
+    def _keep_quota(self) -> None:
+        """Delete the oldest closed segments of this node, also of earlier processes, beyond the quota."""
+        kept = re.compile(rf"{re.escape(file_name_of(self._node))}-\d+-\d+-\d+{re.escape(CLOSED_SUFFIX)}")
+        found = []
+        for path in self._settings.folder.iterdir():
+            if kept.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):  # a shipper may be at work too
+                    status = path.stat()
+                    found.append((status.st_mtime_ns, path.name, status.st_size, path))
+        found.sort()
+        excess = (
+            sum(size for _, _, size, _ in found) + self._settings.segment_bytes - self._settings.quota_bytes
+        )
+        for _, _, size, path in found:
+            if excess <= 0:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                self.deleted_segments += 1
+            excess -= size
+
+
+def file_name_of(node: str) -> str:
+    """A node's name as a part of a file name; different names may share one."""
+    return re.sub(r"[^\w.]", "_", node) or "_"
+
+
+def host_clock() -> str:
+    """The boot of this host: processes with the same one read the same monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        # Without it nobody can claim to share our clock.
+        return f"process-{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def process_start() -> int:
+    """When this process started, in clock ticks since boot; 0 where the system does not tell."""
+    try:
+        # The command's name, in parentheses, may hold spaces: count from behind it.
+        return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError):
+        return 0

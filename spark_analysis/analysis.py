@@ -1,0 +1,256 @@
+"""One run's traces in, small tables out. Everything that is collected is bounded."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from spark_analysis import journeys, outages, summaries
+from spark_analysis.errors import AnalysisError
+from spark_analysis.histograms import middle_ns
+from spark_analysis.problems import find_problems
+from spark_analysis.reading import Traces
+from spark_analysis.shipper import Shipment
+
+TABLE_MAX_ROWS: Final = 100_000
+"""Longest table of a report; a longer one is cut, and the report says so."""
+SLOWEST: Final = 20
+"""Deliveries whose whole way is shown."""
+VIOLATIONS_SHOWN: Final = 100
+TIMELINE_BINS: Final = 240
+TIMELINE_BIN_MIN_US: Final = 100_000
+
+Progress = Callable[[str], None]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is known of a run."""
+
+    tables: Mapping[str, pa.Table]
+    summary: Row
+    problems: list[str]
+    timeline_bin_us: int
+    outages: list[outages.Outage]
+    carriers: list[Row]
+
+    def rows(self, table: str) -> list[Row]:
+        """A table as plain values."""
+        return self.tables[table].to_pylist()
+
+
+class _Collector:
+    """Collects small tables, and remembers which of them had to be cut."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, pa.Table] = {}
+        self.cut: list[str] = []
+
+    def collect(self, name: str, frame: DataFrame) -> list[Row]:
+        table = frame.limit(TABLE_MAX_ROWS + 1).toArrow()
+        if table.num_rows > TABLE_MAX_ROWS:
+            self.cut.append(f"table {name} is cut after its first {TABLE_MAX_ROWS} rows")
+            table = table.slice(0, TABLE_MAX_ROWS)
+        self.tables[name] = table
+        return table.to_pylist()
+
+
+def analyse(session: SparkSession, traces: Traces, shipment: Shipment, progress: Progress) -> Analysis:
+    """Read all traces of a run. Raises AnalysisError if there is nothing in them."""
+    collector = _Collector()
+    progress("reading traces")
+    rows = traces.rows
+    seen = summaries.nodes(rows).persist(StorageLevel.DISK_ONLY)
+    segments = collector.collect("segments", traces.segments.orderBy("segment"))
+    clocks = collector.collect("clocks", seen.orderBy("node", "clock"))
+    if not clocks:
+        raise AnalysisError(f"the traces in {traces.location} hold no rows: was anything published?")
+    kept = [seen]
+    try:
+        return _analyse(session, rows, seen, segments, clocks, shipment, collector, kept, progress)
+    finally:
+        for frame in kept:
+            frame.unpersist()
+
+
+def _analyse(
+    session: SparkSession,
+    rows: DataFrame,
+    seen: DataFrame,
+    segments: list[Row],
+    clocks: list[Row],
+    shipment: Shipment,
+    collector: _Collector,
+    kept: list[DataFrame],
+    progress: Progress,
+) -> Analysis:
+    def keep(frame: DataFrame) -> DataFrame:
+        # On disk, not in memory: so the size of the traces does not matter.
+        kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return kept[-1]
+
+    sampling = min((row["sampling"] for row in segments if row["sampling"] is not None), default=1.0)
+    publishers = keep(journeys.publishers(rows))
+    messages = keep(journeys.messages(rows, publishers))
+    numbered = None if sampling >= 1 else summaries.number_messages(messages)
+    streams = keep(summaries.streams(journeys.deliveries(rows, messages, publishers), numbered))
+    progress("topics")
+    topics = collector.collect("topics", summaries.topics(streams, messages))
+    collector.collect("lans", summaries.lans(streams))
+    collector.collect("drops", summaries.drops(rows))
+    progress("hops and links")
+    legs = keep(journeys.legs(rows, seen))
+    histogram = keep(summaries.leg_histogram(legs))
+    hops = collector.collect("hops", summaries.hops(histogram))
+    links = collector.collect("links", summaries.links(histogram, legs))
+    collector.collect("nodes", summaries.node_waits(histogram, seen))
+    collector.collect("hop_histogram", _plot_histogram(histogram))
+    progress("late and slow messages")
+    late = streams.where("NOT in_time")
+    collector.collect("blame", summaries.blame(journeys.paths(late, legs), histogram))
+    slowest = streams.where("age_ns IS NOT NULL").orderBy(sf.desc("age_ns")).limit(SLOWEST)
+    collector.collect("slowest", _show_paths(journeys.paths(slowest, legs)))
+    collector.collect("violations", _violations(messages))
+    progress("time line and outages")
+    bin_us = timeline_bin_us(clocks)
+    collector.collect("timeline", summaries.timeline(streams, rows, bin_us))
+    found, carriers = _outages(session, rows, streams, collector)
+    problems = find_problems(segments, clocks, links, topics, shipment.set_aside) + collector.cut
+    return Analysis(
+        tables=collector.tables,
+        summary=_summarise(topics, hops, links, sampling, problems, found),
+        problems=problems,
+        timeline_bin_us=bin_us,
+        outages=found,
+        carriers=carriers,
+    )
+
+
+def _outages(
+    session: SparkSession, rows: DataFrame, streams: DataFrame, collector: _Collector
+) -> tuple[list[outages.Outage], list[Row]]:
+    silences = collector.collect("silences", outages.silences(streams))
+    found = outages.merge(outages.Silence(**silence) for silence in silences)
+    shown = outages.longest(found)
+    if not shown:
+        return found, []
+    windows = outages.around(session, shown)
+    collector.collect("outage_timeline", outages.timeline(streams, windows))
+    return found, collector.collect("outage_carriers", outages.carriers(rows, windows))
+
+
+def timeline_bin_us(clocks: Iterable[Row]) -> int:
+    """A width of bins that shows the whole run in about `TIMELINE_BINS` of them: 1, 2 or 5 times 10^n."""
+    spans = [(row["first_at"], row["last_at"]) for row in clocks if row["first_at"] is not None]
+    if not spans:
+        return TIMELINE_BIN_MIN_US
+    span_s = (max(end for _, end in spans) - min(start for start, _ in spans)).total_seconds()
+    wanted_us = max(span_s * 1e6 / TIMELINE_BINS, TIMELINE_BIN_MIN_US)
+    width_us = TIMELINE_BIN_MIN_US
+    while width_us < wanted_us:
+        width_us *= 10
+    for part in (5, 2):
+        if width_us // part >= wanted_us:
+            return width_us // part
+    return width_us
+
+
+def _plot_histogram(histogram: DataFrame) -> DataFrame:
+    """Per hop, counts in coarse buckets: ten to a decade."""
+    decade_tenth = sf.floor(sf.log10(sf.greatest(middle_ns(sf.col("bucket")), sf.lit(1.0))) * 10)
+    return (
+        summaries.name_hops(histogram)
+        .groupBy("place", "hop", "kind", decade_tenth.cast("int").alias("tenth"))
+        .agg(sf.sum("count").alias("count"))
+        .orderBy("place", "hop", "tenth")
+    )
+
+
+def _show_paths(walked: DataFrame) -> DataFrame:
+    """One row per leg of each delivery, the oldest delivery first, each from its publisher on."""
+    return (
+        walked.select(
+            "topic",
+            sf.lower(sf.hex("publisher")).alias("publisher"),
+            "sequence",
+            "subscriber",
+            (sf.col("age_ns") / 1e6).alias("age_ms"),
+            "exact",
+            "in_time",
+            sf.posexplode(sf.reverse("path")).alias("leg_number", "leg"),
+        )
+        .select(
+            "topic",
+            "publisher",
+            "sequence",
+            "subscriber",
+            "age_ms",
+            "exact",
+            "in_time",
+            "leg_number",
+            "leg.from_node",
+            "leg.to_node",
+            (sf.col("leg.wait_ns") / 1e6).alias("wait_ms"),
+            (sf.col("leg.link_ns") / 1e6).alias("link_ms"),
+        )
+        .orderBy(sf.desc("age_ms"), "publisher", "sequence", "subscriber", "leg_number")
+    )
+
+
+def _violations(messages: DataFrame) -> DataFrame:
+    """Messages that were older than a node believed, the worst first."""
+    error_ns = sf.col("born_after_ns") - sf.col("published_ns")
+    return (
+        messages.where(error_ns > 0)
+        .select(
+            "topic",
+            sf.lower(sf.hex("publisher")).alias("publisher"),
+            "sequence",
+            (error_ns / 1e6).alias("older_than_bound_ms"),
+        )
+        .orderBy(sf.desc("older_than_bound_ms"))
+        .limit(VIOLATIONS_SHOWN)
+    )
+
+
+def _summarise(
+    topics: list[Row],
+    hops: list[Row],
+    links: list[Row],
+    sampling: float,
+    problems: list[str],
+    found: list[outages.Outage],
+) -> Row:
+    judged = sum((row["judged"] or 0) + (row["lost"] or 0) for row in topics if row["judged"])
+    in_time = sum(row["in_time"] or 0 for row in topics)
+    return {
+        "messages": sum(row["messages"] for row in topics),
+        "deliveries": sum(row["deliveries"] or 0 for row in topics),
+        "lost": sum(row["lost"] or 0 for row in topics),
+        "duplicates_dropped": sum(row["duplicates_dropped"] for row in topics),
+        "bound_violations": sum(row["bound_violations"] for row in topics),
+        "bounds_checked": sum(row["bounds_checked"] for row in topics),
+        "deadline_hit_pct": round(100 * in_time / judged, 4) if judged else None,
+        "sampling": sampling,
+        "topics": topics,
+        "hops": [{name: value for name, value in row.items() if name != "place"} for row in hops],
+        "links": links,
+        "outages": [
+            {
+                "number": outage.number,
+                "start_us": outage.start_us,
+                "duration_ms": outage.duration_ms,
+                "streams": outage.streams,
+                "topics": outage.topics,
+                "lost": outage.lost,
+                "longest_loss_run": outage.longest_loss_run,
+            }
+            for outage in found
+        ],
+        "problems": problems,
+    }

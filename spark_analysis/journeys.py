@@ -1,0 +1,187 @@
+"""From rows of single nodes to messages, legs and deliveries.
+
+    message    what is known of one (publisher, sequence) at all nodes together
+    leg        one message between two nodes: how long it waited at `from_node` before it was sent
+               to `to_node`, and how long it was on the way
+    delivery   one message at one subscriber, with its age
+    path       the legs a delivery came by, walked back from the subscriber
+
+Two times are only compared if both were read on the clock of one host. Where the publisher's host
+is the subscriber's, the true age is known; elsewhere the age bound stands for it.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+PATH_LEGS_MAX: Final = 5
+"""Publisher, edge, router, perhaps another router after a failover, edge, subscriber."""
+
+_IS_PUBLISHED: Final = "role = 'client' AND event = 'dispatched' AND peer_in IS NULL"
+
+
+def publishers(rows: DataFrame) -> DataFrame:
+    """The node, LAN and host of every publisher that was traced; small."""
+    return (
+        rows.where(_IS_PUBLISHED)
+        .groupBy("publisher")
+        .agg(
+            sf.max("node").alias("publisher_node"),
+            sf.max("lan").alias("publisher_lan"),
+            sf.max("host").alias("publisher_host"),
+        )
+    )
+
+
+def messages(rows: DataFrame, known_publishers: DataFrame) -> DataFrame:
+    """One row per message: when it was published, and what the nodes on its publisher's host proved.
+
+    A bound says that the message was born no earlier than `in_ns - age_bound_ns`. On one clock the
+    latest of these claims, `born_after_ns`, must not be after the time it was published.
+    """
+    same_host = sf.col("host") == sf.col("publisher_host")
+    bounded = same_host & sf.col("age_bound_ns").isNotNull() & sf.col("in_ns").isNotNull()
+    return (
+        rows.join(sf.broadcast(known_publishers.select("publisher", "publisher_host")), "publisher", "left")
+        .groupBy("topic", "publisher", "sequence")
+        .agg(
+            sf.min(sf.when(sf.expr(_IS_PUBLISHED), sf.col("in_ns"))).alias("published_ns"),
+            sf.max(sf.when(bounded, sf.col("in_ns") - sf.col("age_bound_ns"))).alias("born_after_ns"),
+            sf.count(sf.when(bounded, sf.lit(1))).alias("bounds_checked"),
+            sf.count(sf.when(sf.col("event") == "duplicate", sf.lit(1))).alias("duplicates"),
+            sf.count(sf.when(sf.col("event") == "dropped", sf.lit(1))).alias("dropped"),
+        )
+    )
+
+
+def legs(rows: DataFrame, nodes: DataFrame) -> DataFrame:
+    """One row per message and pair of nodes it went between.
+
+    The sender's row tells when it left, the receiver's when it came. `link_ns` is exact on one
+    clock; elsewhere it is the link's bound, and `exact` is false.
+    """
+    no_time = sf.lit(None).cast("long")
+    host = sf.xxhash64("host")
+    sent = sf.struct(
+        sf.col("node").alias("from_node"),
+        sf.col("peer_out").alias("to_node"),
+        (sf.col("out_ns") - sf.col("in_ns")).alias("wait_ns"),
+        sf.col("out_ns").alias("sent_ns"),
+        host.alias("sent_host"),
+        no_time.alias("arrived_ns"),
+        no_time.alias("arrived_host"),
+        no_time.alias("link_bound_ns"),
+    )
+    arrived = sf.struct(
+        sf.col("peer_in").alias("from_node"),
+        sf.col("node").alias("to_node"),
+        no_time.alias("wait_ns"),
+        no_time.alias("sent_ns"),
+        no_time.alias("sent_host"),
+        sf.col("in_ns").alias("arrived_ns"),
+        host.alias("arrived_host"),
+        sf.col("link_bound_ns"),
+    )
+    has_left = (
+        sf.col("event").isin("dispatched", "replicated")
+        & sf.col("peer_out").isNotNull()
+        & sf.col("out_ns").isNotNull()
+    )
+    has_come = sf.col("peer_in").isNotNull() & sf.col("in_ns").isNotNull()
+    sides = sf.array(sf.when(has_left, sent), sf.when(has_come, arrived))
+    paired = (
+        rows.select("topic", "publisher", "sequence", sf.explode(sides).alias("side"))
+        .where(sf.col("side").isNotNull())
+        .select("topic", "publisher", "sequence", "side.*")
+        .groupBy("topic", "publisher", "sequence", "from_node", "to_node")
+        .agg(
+            *(
+                sf.min(name).alias(name)
+                for name in (
+                    "wait_ns",
+                    "sent_ns",
+                    "sent_host",
+                    "arrived_ns",
+                    "arrived_host",
+                    "link_bound_ns",
+                )
+            )
+        )
+    )
+    exact = sf.coalesce(sf.col("sent_host") == sf.col("arrived_host"), sf.lit(False))
+    crossed_ns = sf.col("arrived_ns") - sf.col("sent_ns")
+    return (
+        paired.withColumn("exact", exact)
+        .withColumn("link_ns", sf.when(sf.col("exact"), crossed_ns).otherwise(sf.col("link_bound_ns")))
+        .join(_roles(nodes, "from"), "from_node", "left")
+        .join(_roles(nodes, "to"), "to_node", "left")
+        .drop("sent_host", "arrived_host")
+    )
+
+
+def _roles(nodes: DataFrame, side: str) -> DataFrame:
+    return sf.broadcast(
+        nodes.groupBy(sf.col("node").alias(f"{side}_node")).agg(sf.max("role").alias(f"{side}_role"))
+    )
+
+
+def deliveries(rows: DataFrame, all_messages: DataFrame, known_publishers: DataFrame) -> DataFrame:
+    """One row per message and subscriber. `age_ns` is true if `exact`, else the bound, else null."""
+    true_ns = sf.when(sf.col("host") == sf.col("publisher_host"), sf.col("in_ns") - sf.col("published_ns"))
+    return (
+        rows.where("event = 'delivered'")
+        .join(all_messages.select("publisher", "sequence", "published_ns"), ["publisher", "sequence"])
+        .join(sf.broadcast(known_publishers), "publisher", "left")
+        .withColumn("true_ns", true_ns)
+        .select(
+            "topic",
+            "publisher",
+            "sequence",
+            sf.col("node").alias("subscriber"),
+            sf.col("lan").alias("subscriber_lan"),
+            "publisher_lan",
+            "at",
+            "deadline_ns",
+            "loss_tolerance",
+            "period_ns",
+            "age_bound_ns",
+            sf.col("true_ns").isNotNull().alias("exact"),
+            sf.coalesce("true_ns", "age_bound_ns").alias("age_ns"),
+            (sf.col("age_bound_ns") - sf.col("true_ns")).alias("bound_error_ns"),
+            (sf.col("age_bound_ns") > sf.col("deadline_ns")).alias("slow"),
+        )
+        .withColumn("in_time", sf.col("age_ns") <= sf.col("deadline_ns"))
+    )
+
+
+def paths(some_deliveries: DataFrame, all_legs: DataFrame) -> DataFrame:
+    """The legs each of these deliveries came by, in an array `path` from the subscriber backwards."""
+    of_message = ["publisher", "sequence"]
+    gathered = (
+        all_legs.where("arrived_ns IS NOT NULL")
+        .join(some_deliveries.select(*of_message).distinct(), of_message, "left_semi")
+        .groupBy(*of_message)
+        .agg(
+            sf.collect_list(
+                sf.struct("arrived_ns", "from_node", "to_node", "from_role", "to_role", "wait_ns", "link_ns")
+            ).alias("legs")
+        )
+    )
+    steps = sf.sequence(sf.lit(2), sf.lit(PATH_LEGS_MAX))
+    # One expression for all steps: a column per step would copy each into the next, twice as long every time.
+    path = sf.aggregate(steps, sf.array(_leg_to(sf.col("subscriber"))), _walk_back)
+    return some_deliveries.join(gathered, of_message).withColumn("path", sf.array_compact(path)).drop("legs")
+
+
+def _walk_back(path: Column, _step: Column) -> Column:
+    """Add the leg by which a message came to where its last known leg began."""
+    last = sf.get(path, sf.size(path) - 1)
+    # A client is where a message starts, also if the same client subscribes to it.
+    begins = last.isNull() | (sf.coalesce(last["from_role"], sf.lit("")) == "client")
+    return sf.when(begins, path).otherwise(sf.concat(path, sf.array(_leg_to(last["from_node"]))))
+
+
+def _leg_to(node: Column) -> Column:
+    """The first leg of the message that reached a node; null if it is missing in the traces."""
+    return sf.array_min(sf.filter("legs", lambda leg: leg["to_node"] == node))

@@ -1,0 +1,135 @@
+"""Sessions, and traces as DataFrames: from a local folder, which is shipped first, or from any URL."""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession, types
+
+from overlay.trace import ROW_COLUMNS, SEGMENT_COLUMNS, Column
+from spark_analysis.errors import AnalysisError
+from spark_analysis.schema import ROWS_FOLDER, SEGMENTS_FOLDER
+from spark_analysis.shipper import PARQUET_FOLDER, Shipment, has_segments, ship
+
+_TYPES: Final = {
+    "long": types.LongType(),
+    "string": types.StringType(),
+    "double": types.DoubleType(),
+    "boolean": types.BooleanType(),
+    "timestamp": types.TimestampType(),
+}
+
+
+def _schema(columns: Iterable[Column]) -> types.StructType:
+    return types.StructType([types.StructField(column.name, _TYPES[column.kind]) for column in columns])
+
+
+ROWS_SCHEMA: Final = _schema(ROW_COLUMNS)
+SEGMENTS_SCHEMA: Final = _schema(SEGMENT_COLUMNS)
+
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Traces:
+    """The traces of one run."""
+
+    rows: DataFrame
+    segments: DataFrame
+    location: str
+
+
+def open_session(
+    master: str, name: str, java_home: Path | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session for one job; `java_home` is the Java that a new JVM shall use. Raises AnalysisError."""
+    if java_home is not None:
+        os.environ["JAVA_HOME"] = str(java_home)
+    builder = (
+        SparkSession.builder.appName(name)
+        .master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        # All times are UTC, on the driver and on every worker.
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.adaptive.enabled", "true")
+        # Otherwise every expression looks up its place in the Python source.
+        .config("spark.python.sql.dataFrameDebugging.enabled", "false")
+    )
+    if master.startswith("local"):
+        # One host: nothing has to be reachable from outside, and small runs need few tasks.
+        builder = (
+            builder.config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.memory", "2g")
+            .config("spark.sql.shuffle.partitions", "16")
+        )
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise AnalysisError(
+            f"Spark did not start with master {master} ({str(error).splitlines()[0]}): check that the master "
+            "runs and that `isthmus doctor` finds Java"
+        ) from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is for Spark to read, not a local folder."""
+    return _URL.match(location) is not None
+
+
+def local_url(path: Path) -> str:
+    """A path for Spark. Hadoop takes a URL as it stands: one that is percent-encoded is another file."""
+    return f"file://{path.absolute()}"
+
+
+def prepare(location: str) -> tuple[str, Shipment]:
+    """Ship what waits in a local trace folder; returns where the Parquet files are.
+
+    `location` may be the folder that nodes write to, a folder of shipped traces, or a URL of one.
+    """
+    if is_url(location):
+        return location.rstrip("/"), Shipment()
+    folder = Path(location).absolute()
+    if not folder.is_dir():
+        raise AnalysisError(f"{location} is no folder: give the one that the nodes write their traces to")
+    shipment = ship(folder) if has_segments(folder) else Shipment()
+    for candidate in (folder, folder / PARQUET_FOLDER):
+        if (candidate / SEGMENTS_FOLDER).is_dir():
+            return local_url(candidate), shipment
+    raise AnalysisError(
+        f"{location} has no traces: neither segments nor {ROWS_FOLDER}/ and {SEGMENTS_FOLDER}/ in Parquet. "
+        "Are brokers started with tracing?"
+    )
+
+
+def read_traces(session: SparkSession, location: str) -> Traces:
+    """The traces at a URL, with the schema they must have."""
+    return Traces(
+        rows=_read(session, f"{location}/{ROWS_FOLDER}", ROWS_SCHEMA),
+        segments=_read(session, f"{location}/{SEGMENTS_FOLDER}", SEGMENTS_SCHEMA),
+        location=location,
+    )
+
+
+def _read(session: SparkSession, path: str, schema: types.StructType) -> DataFrame:
+    reader = (
+        session.read.schema(schema)
+        .option("recursiveFileLookup", "true")
+        .option("pathGlobFilter", "*.parquet")
+        # A file that another system damaged is noticed by its missing rows, see `report`.
+        .option("ignoreCorruptFiles", "true")
+        .option("ignoreMissingFiles", "true")
+    )
+    if path.startswith("file:") and not Path(path.removeprefix("file://")).is_dir():
+        return session.createDataFrame([], schema)
+    return reader.parquet(path)

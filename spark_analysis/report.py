@@ -1,0 +1,122 @@
+"""Writing a report: tables as Parquet and CSV, a summary as JSON, one HTML page."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.csv
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from spark_analysis.analysis import Analysis, Progress, analyse
+from spark_analysis.errors import AnalysisError
+from spark_analysis.page import render
+from spark_analysis.reading import is_url, prepare, read_traces
+
+SUMMARY_NAME: Final = "report.json"
+PAGE_NAME: Final = "report.html"
+TABLES_FOLDER: Final = "tables"
+_COMPARED: Final = {
+    "topics": ("topic", ("p50_ms", "p99_ms", "deadline_hit_pct", "longest_loss_run", "lost")),
+    "hops": ("hop", ("p50_ms", "p99_ms")),
+    "links": ("link", ("p50_ms", "p99_ms")),
+}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
+
+    summary: Row
+    page: Path
+
+
+def make_report(
+    session: SparkSession, location: str, out: Path, against: str | None, progress: Progress
+) -> Report:
+    """Analyse a run and write its report. Raises AnalysisError."""
+    before = None if against is None else summary_of(session, against, progress)
+    url, shipment = prepare(location)
+    if shipment.segments:
+        progress(f"shipped {shipment.records} records of {shipment.segments} segments")
+    analysis = analyse(session, read_traces(session, url), shipment, progress)
+    progress("writing")
+    return write_report(analysis, location, out, before, against or "")
+
+
+def write_report(
+    analysis: Analysis, source: str, out: Path, before: Mapping[str, Any] | None = None, other: str = ""
+) -> Report:
+    """Write the report of an analysis, compared with the summary of another run if there is one."""
+    comparison = [] if before is None else compare(before, analysis.summary)
+    summary = analysis.summary if before is None else analysis.summary | {"comparison": comparison}
+    page = out / PAGE_NAME
+    try:
+        _write_tables(out / TABLES_FOLDER, analysis)
+        write_summary(out / SUMMARY_NAME, summary)
+        page.write_text(render(analysis, source, comparison, other), encoding="utf-8")
+    except OSError as error:
+        raise AnalysisError(f"the report cannot be written to {out} ({error}): give another --out") from error
+    return Report(summary, page)
+
+
+def summary_of(session: SparkSession, location: str, progress: Progress) -> Row:
+    """The summary of another run: from its report if it has one, else from its traces."""
+    if not is_url(location):
+        for path in (Path(location), Path(location) / SUMMARY_NAME):
+            if path.is_file():
+                return _read_summary(path)
+    url, shipment = prepare(location)
+    progress(f"reading {location} to compare with")
+    return analyse(session, read_traces(session, url), shipment, progress).summary
+
+
+def _read_summary(path: Path) -> Row:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AnalysisError(f"{path} cannot be read as the summary of a report: {error}") from error
+    if not isinstance(summary, dict) or not all(isinstance(summary.get(part), list) for part in _COMPARED):
+        raise AnalysisError(
+            f"{path} is no summary of a report: give a folder with traces or a {SUMMARY_NAME}"
+        )
+    return summary
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
+    """What changed between two runs, for everything that both have."""
+    changes = []
+    for part, (key, measures) in _COMPARED.items():
+        known = {row[key]: row for row in before[part]}
+        for row in now[part]:
+            for measure in measures if row[key] in known else ():
+                old, new = known[row[key]].get(measure), row.get(measure)
+                if old is None or new is None:
+                    continue
+                changes.append(
+                    {
+                        "what": row[key],
+                        "measure": measure,
+                        "before": old,
+                        "now": new,
+                        "change_pct": round(100 * (new - old) / old, 2) if old else None,
+                    }
+                )
+    return changes
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """The JSON form of a report."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def _write_tables(folder: Path, analysis: Analysis) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in analysis.tables.items():
+        pq.write_table(rows, folder / f"{name}.parquet")
+        pyarrow.csv.write_csv(rows, folder / f"{name}.csv")

@@ -1,0 +1,57 @@
+"""Windows of a growing folder: final ones only, once each, also after a restart."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_analysis.reading import prepare
+from spark_analysis.watch import WatchSettings, start
+from tests.spark_analysis.nodes import MS, QOS, Delays, Overlay
+
+
+def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path: Path):
+    traces = tmp_path / "traces of today=1%"
+    told: list[tuple[str, dict[str, Any]]] = []
+    turn = threading.Lock()
+
+    def tell(kind: str, rows: list[dict[str, Any]]) -> None:
+        with turn:
+            told.extend((kind, row) for row in rows)
+
+    def watch_all() -> None:
+        location, _ = prepare(str(traces))
+        queries = start(spark, WatchSettings(location, tmp_path / "out", window_s=1, late_s=1), tell)
+        for query in queries:
+            query.processAllAvailable()
+            query.stop()
+
+    overlay = Overlay(QOS)
+    for sequence in range(1, 400):
+        late = 100 <= sequence < 110
+        overlay.carry(sequence, sequence * 10 * MS, Delays(router=90 * MS) if late else None)
+    for node in overlay.nodes:
+        node.write(traces, 1)
+    watch_all()
+    topics = [row for kind, row in told if kind == "topics"]
+    # The last second is not final yet: later rows could still come.
+    assert [row["deliveries"] for row in topics] == [95, 100, 100]
+    assert [row["missed"] for row in topics] == [0, 10, 0]
+    assert topics[0]["topic"] == "valve"
+    assert 41 <= topics[0]["p50_ms"] <= 43
+    links = [row for kind, row in told if kind == "links"]
+    assert {row["link"] for row in links} >= {"pub-1 → edge-plant", "router-1 → edge-office"}
+
+    told.clear()
+    for sequence in range(400, 800):
+        overlay.carry(sequence, sequence * 10 * MS)
+    overlay.carry(1_000, 10 * MS)  # far too late: its window has been told
+    for node in overlay.nodes:
+        node.write(traces, 2)
+    watch_all()
+    again = [row for kind, row in told if kind == "topics"]
+    assert [row["deliveries"] for row in again] == [100, 100, 100, 100]
+    assert not {row["window_start"] for row in topics} & {row["window_start"] for row in again}
+    kept = spark.read.parquet(*map(str, sorted((tmp_path / "out" / "topics").iterdir())))
+    assert kept.count() == len(topics) + len(again)

@@ -1,0 +1,3 @@
+from pyarrow import Array
+
+def coalesce(*values: Array) -> Array: ...
