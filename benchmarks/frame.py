@@ -35,6 +35,7 @@ PATIENCE_S: Final = 5.0
 """How long the last messages may take."""
 BOTTLENECK_PCT: Final = 90.0
 """A load process above this share of a core may be what limits a result."""
+MEMORY_EVERY_S: Final = 10.0
 NOISY_STEAL_PCT: Final = 0.5
 
 
@@ -140,9 +141,22 @@ class _Run:
         self._say = say
         self._snapshots: list[Snapshot] = []
         self._memory: dict[str, float] = {}
+        self._memory_course: list[dict[str, float]] = []
 
     async def measure(self) -> None:
         """From the first counted message to the last, with the crash in between."""
+        watching = asyncio.create_task(self._watch_memory())
+        try:
+            await self._measure()
+        finally:
+            watching.cancel()
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(MEMORY_EVERY_S)
+            self._memory_course.append(self._testbed.memory_mib())
+
+    async def _measure(self) -> None:
         settings, testbed = self._settings, self._testbed
         self.start_ns = time.monotonic_ns() + SECOND_NS // 5
         end_ns = self.start_ns + round(settings.seconds * SECOND_NS)
@@ -185,6 +199,7 @@ class _Run:
             "busy_cores": calm.use.busy_cores(first.use, machine.available_cores()),
             "steal_pct": last.use.stolen_pct(first.use),
             "memory_mib": memory,
+            "memory_course_mib": self._memory_course,
             "counters_before_crash": dict(calm.counters),
         }
         if self._settings.crash:
