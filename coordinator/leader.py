@@ -15,6 +15,7 @@ its own topics and no others.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -261,7 +262,7 @@ class Leader:
             began_ns = self._clock()
             await asyncio.gather(*(self._read_topic(topic) for topic in new[start : start + READS_PER_WAVE]))
             if start + READS_PER_WAVE < len(new):
-                await self._rest(began_ns)
+                await asyncio.sleep(self._rest_s(began_ns))
 
     async def _read_topic(self, topic: str) -> None:
         try:
@@ -317,14 +318,15 @@ class Leader:
             began_ns = self._clock()
             await self._write(served[start : start + CHANGES_PER_WAVE])
             if start + CHANGES_PER_WAVE < len(served):
-                await self._rest(began_ns)
-                if self._wake.is_set():
-                    return False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._rest_s(began_ns)):
+                        await self._wake.wait()
+                        return False
         return True
 
-    async def _rest(self, began_ns: int) -> None:
-        """Leave the processor to messages for a while after work that began at `began_ns`."""
-        await asyncio.sleep(REST_PER_WORK * (self._clock() - began_ns) / SECOND_NS)
+    def _rest_s(self, began_ns: int) -> float:
+        """How long to leave the processor to messages after work that began at `began_ns`."""
+        return REST_PER_WORK * (self._clock() - began_ns) / SECOND_NS
 
     async def _write(self, changes: list[Change]) -> None:
         """Write changes in transactions, all on their way at once."""

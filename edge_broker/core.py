@@ -667,7 +667,8 @@ class EdgeCore:
         for number, topic in enumerate(concerned, 1):
             if gone is not None and topic.target is gone:
                 self._recall(topic, undelivered)
-            self._retarget(topic, again)
+            if topic.target is not self._choose_target(topic):
+                self._retarget(topic, again)
             if number % _TOPICS_AT_A_TIME == 0:
                 self._send_again(again, touched, now_ns)
                 yield touched

@@ -69,7 +69,8 @@ class Retention:
             return
         by_sequence = {read_i64_le(message, SEQUENCE_OFFSET): message for message in self._messages}
         by_sequence.update(undelivered)
-        self._messages = deque(by_sequence[sequence] for sequence in sorted(by_sequence))
+        if len(by_sequence) > len(self._messages):
+            self._messages = deque([by_sequence[sequence] for sequence in sorted(by_sequence)])
         overflow = len(self._messages) - self._unsent_most
         for _ in range(overflow):
             self._messages.popleft()

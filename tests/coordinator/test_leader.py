@@ -197,6 +197,33 @@ async def test_the_death_of_a_router_moves_its_topics_and_no_others(
                 assert after[topic].primary == record.primary
 
 
+async def test_a_new_topic_does_not_wait_for_those_that_are_still_served(
+    zookeeper_hosts: str, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.leader.CHANGES_PER_WAVE", 4)
+    monkeypatch.setattr("coordinator.leader.REST_PER_WORK", 200.0)  # a second and more between two waves
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        observer, routers = await start(fleet, "r1", "r2", "r3")
+        await declare(observer, 60)
+        await observer.settled()
+        victim = next(router for router in routers if not router.candidacy.is_leader)
+        await victim.coordinator.session.close()
+
+        def waiting(records: dict[str, TopicRecord]) -> int:
+            return sum(victim.record.id in {record.primary, record.backup} for record in records.values())
+
+        records = await observer.coordinator.topics()
+        while waiting(records) > 36:  # forty to begin with: the first waves are written
+            records = await observer.coordinator.topics()
+        await observer.coordinator.declare_topic("new")
+        while (records := await observer.coordinator.topics())["new"].primary is None:
+            pass
+        assert waiting(records) > 10, "it was assigned only after all others"
+        monkeypatch.setattr("coordinator.leader.REST_PER_WORK", 0.0)
+        await observer.coordinator.declare_topic("newer")  # wakes the leader from its rest
+        await observer.settled()
+
+
 async def test_the_death_of_the_leader_changes_nothing_for_the_others(
     zookeeper_hosts: str, chroot: str
 ) -> None:
