@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
+from overlay.limits import DRIFT_PPM
+
 PROTOCOL_VERSION: Final = 1
 
 UNKNOWN_CLOCK_SHIFT: Final = -(2**63)
@@ -73,6 +75,8 @@ class Hello:
     """The incarnation of the receiver that `received` counts for; 0 if this is the first contact."""
     received: int = 0
     """Data frames received from the receiver so far: it goes on after these."""
+    drift_ppm: int = DRIFT_PPM
+    """Most that the sender's clock drifts against real time."""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -89,6 +93,8 @@ class Welcome:
     """Data frames received from the dialling incarnation so far: it goes on after these."""
     edges: tuple[str, ...] = ()
     """For a client: locators of the other edge brokers of the LAN, to turn to if this one dies."""
+    drift_ppm: int = DRIFT_PPM
+    """Most that the sender's clock drifts against real time."""
     protocol: int = PROTOCOL_VERSION
 
 

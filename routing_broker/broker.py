@@ -106,7 +106,13 @@ class RoutingBroker:
         await self.session.start()
         await self.coordinator.start()
         self.hub = Hub(
-            Identity(Role.ROUTER, self.id, new_incarnation(), cluster=self.coordinator.cluster),
+            Identity(
+                Role.ROUTER,
+                self.id,
+                new_incarnation(),
+                cluster=self.coordinator.cluster,
+                drift_ppm=self.config.clock_drift_ppm,
+            ),
             self,
             pace=config.pace,
         )
@@ -210,9 +216,11 @@ class RoutingBroker:
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from an edge, or copies from a primary."""
         if link.role is Role.ROUTER:
-            link.messages_received += self.core.keep(link.peer, link.received, body, link.clock.shift_ns)
+            link.messages_received += self.core.keep(
+                link.peer, link.received, body, link.clock.shift_at(now_ns)
+            )
             return
-        count, touched = self.core.admit(link.context, body, link.clock.shift_ns, now_ns)
+        count, touched = self.core.admit(link.context, body, link.clock.shift_at(now_ns), now_ns)
         link.messages_received += count
         self._flush(touched)
 
