@@ -70,6 +70,8 @@ ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
 ENDPOINTS_MAX_PER_CLIENT: Final = 16_384
 CONNECTIONS_MAX_PER_BROKER: Final = 12_000
+PUBLISHERS_TOLD_MAX: Final = 1_024
+"""Publishers a watching subscriber is told of; with more of them it is not told who has left."""
 MISSING_SEQUENCES_MAX: Final = 256
 """Gaps remembered per publisher, to tell a late message from a duplicate."""
 

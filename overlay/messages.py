@@ -30,6 +30,7 @@ class FrameKind(IntEnum):
     MATCHED = 10
     PRUNE = 11
     QOS_CHANGED = 12
+    PUBLISHERS = 13
 
 
 class Role(StrEnum):
@@ -132,6 +133,8 @@ class Declare:
     intent: QosIntent = QosIntent.MATCH
     request: dict[str, Any] | None = None
     """Of a subscriber: what it needs beyond what the topic has."""
+    watches: bool = False
+    """Of a subscriber: it wants to be told who publishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +187,28 @@ class QosChanged:
     qos: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Publishers:
+    """Edge to subscribing client: who publishes on its topic now, in all LANs."""
+
+    endpoint: int
+    publishers: tuple[int, ...]
+    complete: bool
+    """False: there are more than are listed."""
+
+
 ControlMessage = (
-    Hello | Welcome | Close | Declare | Declared | Refused | Undeclare | Matched | Prune | QosChanged
+    Hello
+    | Welcome
+    | Close
+    | Declare
+    | Declared
+    | Refused
+    | Undeclare
+    | Matched
+    | Prune
+    | QosChanged
+    | Publishers
 )
 
 
