@@ -278,7 +278,7 @@ class Client:
             if message.born_ns and shift_ns != UNKNOWN_CLOCK_SHIFT:
                 age_ns = age_bound_ns(max(0, now_ns - message.born_ns + shift_ns), drift_ppm)
             for subscription in self._topics.get(message.topic_id, ()):
-                subscription.deliver(message, age_ns)
+                subscription.deliver(message, age_ns, now_ns)
 
     def on_control(self, link: Link, message: ControlMessage) -> None:
         """The edge broker answers a declaration, or tells of subscribers."""

@@ -47,6 +47,8 @@ class ReceivedMessage:
     """How old the message was at most when it arrived here; None if that is not known (yet)."""
     limit_ms: float | None = None
     """What the subscription calls slow; None without a limit."""
+    received_ns: int = 0
+    """This client's monotonic clock when it arrived: what has passed since comes on top of its age."""
 
     @property
     def fast(self) -> bool:
@@ -201,7 +203,7 @@ class Subscription(Endpoint):
             events_dropped=self._awareness.dropped if self._awareness is not None else 0,
         )
 
-    def deliver(self, message: Message, age_ns: int | None) -> None:
+    def deliver(self, message: Message, age_ns: int | None, now_ns: int) -> None:
         """A message arrived from the edge broker, of this age at most."""
         history = self._histories.get(message.publisher)
         if history is None:
@@ -223,6 +225,7 @@ class Subscription(Endpoint):
             message.born_ns,
             None if age_ns is None else age_ns / MILLISECOND_NS,
             self.limit_ms,
+            now_ns,
         )
         self._age_unknown += age_ns is None
         self._slow += received.slow

@@ -43,6 +43,7 @@ from routing_broker.admission import AdmissionWatch, FlagChange, Interest, Netwo
 from routing_broker.core import RouterCore
 from routing_broker.mode import Mode
 from routing_broker.model import Peer
+from routing_broker.proven import ProvenDelays
 from runtime.config import RouterConfig, listen_address
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
@@ -88,6 +89,7 @@ class RoutingBroker:
         self._subscribers: dict[str, Lingering[tuple[str, str, SubscriptionQos]]] = {}
         """Edge and LAN of the subscribers of each topic, and what they ask for."""
         self._admission = AdmissionWatch(config.delays)
+        self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
@@ -397,6 +399,8 @@ class RoutingBroker:
             },
             noticed_late_ns={name: known.noticed_late_ns for name, known in edges.items()},
         )
+        if self._proven.update({name: known.least_ns for name, known in edges.items()}, now_ns):
+            self.core.set_least_delays(self._proven.counted_ns)
         for change in self._admission.check(network, now_ns):
             self._background.spawn(self._flag(change), f"flag {change.topic}")
 
