@@ -105,7 +105,9 @@ class _Acknowledger:
 class Chain:
     """An ingress edge, a routing broker with a backup, an egress edge: only their cores."""
 
-    def __init__(self, topics: int) -> None:
+    def __init__(self, topics: int, shift_at: Callable[[int], int] = lambda now_ns: 0) -> None:
+        """`shift_at` gives the clock shift of every link at a time."""
+        self._shift_at = shift_at
         self._delays = Delays(
             0,
             *(
@@ -153,6 +155,12 @@ class Chain:
                 )
             self._router.set_topic(number, name, qos, {"edge-b": "lan-b"}, 1, "backup")
 
+    def turn(self) -> float:
+        """Send one message of every topic; the seconds of processor time all three cores took."""
+        stages = [_Stage("ingress edge"), _Stage("routing broker"), _Stage("egress edge")]
+        self._round(stages)
+        return sum(stage.spent_s for stage in stages)
+
     def measure(self, rounds: int) -> list[Cost]:
         """Send one message of every topic per round; the first round is not counted."""
         self._round([_Stage("warm-up") for _ in range(3)])
@@ -192,19 +200,23 @@ class Chain:
         to_egress = self._router.peer("edge-b", "lan-b").outbox
         bodies = ingress.run(
             self._publish(),
-            lambda body, now_ns: self._ingress.admit_from_client(self._publisher, body, 0, now_ns)[0],
+            lambda body, now_ns: self._ingress.admit_from_client(
+                self._publisher, body, self._shift_at(now_ns), now_ns
+            )[0],
             [self._to_router],
             self._acknowledge,
         )
         bodies = router.run(
             bodies,
-            lambda body, now_ns: self._router.admit(self._source, body, 0, now_ns)[0],
+            lambda body, now_ns: self._router.admit(self._source, body, self._shift_at(now_ns), now_ns)[0],
             [to_egress, self._to_backup],
             self._router_wrote,
         )
         egress.run(
             bodies,
-            lambda body, now_ns: self._egress.admit_from_broker(body, 0, now_ns, "router")[0],
+            lambda body, now_ns: self._egress.admit_from_broker(
+                body, self._shift_at(now_ns), now_ns, "router"
+            )[0],
             [client.outbox for client in self._subscribers],
             self._acknowledge,
         )

@@ -1,5 +1,6 @@
 """The Python client: publish and subscribe through an edge broker of the LAN."""
 
+from clients.awareness import AwarenessEvent, Gap, MissedPeriod, SlowMessage
 from clients.client import Client, connect
 from clients.errors import (
     BacklogFullError,
@@ -16,17 +17,21 @@ from overlay.qos import BEST_EFFORT, Reliability, SubscriptionQos, TopicQos
 
 __all__ = [
     "BEST_EFFORT",
+    "AwarenessEvent",
     "BacklogFullError",
     "Client",
     "ClientError",
     "ClosedError",
     "EdgeNotFoundError",
+    "Gap",
+    "MissedPeriod",
     "Overflow",
     "PayloadTooLargeError",
     "Publisher",
     "ReceivedMessage",
     "RefusedError",
     "Reliability",
+    "SlowMessage",
     "Subscription",
     "SubscriptionQos",
     "SubscriptionStatistics",

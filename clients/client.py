@@ -23,16 +23,19 @@ from clients.errors import ClosedError, EdgeNotFoundError, RefusedError
 from clients.publisher import Publisher
 from clients.subscription import Overflow, Subscription
 from overlay.batch import Run, decode_batch_header, decode_messages, encode_message
+from overlay.delay import add_shifts, age_bound_ns
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import ENDPOINT_ID_MAX, MIB
+from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM, ENDPOINT_ID_MAX, MIB
 from overlay.locator import Locator
 from overlay.messages import (
+    UNKNOWN_CLOCK_SHIFT,
     ControlMessage,
     Declare,
     Declared,
     Hello,
     Matched,
+    Publishers,
     QosChanged,
     Refused,
     Role,
@@ -64,7 +67,14 @@ class Client:
         port: int = DISCOVERY_PORT,
         interface: str = "0.0.0.0",
         clock: Callable[[], int] = time.monotonic_ns,
+        drift_ppm: int = DRIFT_PPM,
     ) -> None:
+        """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it."""
+        if not 1 <= drift_ppm <= DRIFT_MAX_PPM:
+            raise ValueError(
+                f"drift_ppm is {drift_ppm}: it must be from 1 to {DRIFT_MAX_PPM}; "
+                "`isthmus doctor --clock` measures it"
+            )
         self.edge = ""
         """Name of the edge broker we are connected to."""
         self.lan = lan
@@ -86,7 +96,9 @@ class Client:
         self._last_error = ""
         self._closed = False
         self._hub = Hub(
-            Identity(Role.CLIENT, f"{self.incarnation:016x}", self.incarnation, lan), self, clock=clock
+            Identity(Role.CLIENT, f"{self.incarnation:016x}", self.incarnation, lan, drift_ppm=drift_ppm),
+            self,
+            clock=clock,
         )
         self._link = Link("edge", Role.EDGE, lan, Outbox())
         self._link.holds_data = True
@@ -152,13 +164,22 @@ class Client:
         *,
         request: SubscriptionQos | None = None,
         overflow: Overflow = Overflow.WAIT,
+        limit_ms: float | None = None,
+        allowance_ms: float | None = None,
+        aware: bool = False,
     ) -> Subscription:
         """Declare a subscription; messages arrive from now on. Raises RefusedError.
 
         `qos` is for a new topic. `request` is what this subscriber needs: as long as it is there,
         the topic is served with that if it is stricter than what the topic and others ask for.
+
+        A message is `slow` if it may be older than `limit_ms`, by default the topic's deadline. With
+        `aware`, `subscription.next_event()` tells of slow messages, of gaps, and of live publishers
+        that were not heard for the topic's period and `allowance_ms`, by default the limit.
         """
-        subscription = Subscription(self, _new_endpoint_id(), topic, qos, overflow, request)
+        subscription = Subscription(
+            self, _new_endpoint_id(), topic, qos, overflow, request, limit_ms, allowance_ms, aware
+        )
         await self._declare(subscription)
         return subscription
 
@@ -250,9 +271,14 @@ class Client:
         """Messages for our subscriptions."""
         header = decode_batch_header(body)
         link.messages_received += header.messages
+        shift_ns = add_shifts(header.clock_shift_ns, link.clock.shift_at(now_ns))
+        drift_ppm = link.clock.drift_ppm
         for message in decode_messages(body):
+            age_ns: int | None = None
+            if message.born_ns and shift_ns != UNKNOWN_CLOCK_SHIFT:
+                age_ns = age_bound_ns(max(0, now_ns - message.born_ns + shift_ns), drift_ppm)
             for subscription in self._topics.get(message.topic_id, ()):
-                subscription.deliver(message)
+                subscription.deliver(message, age_ns, now_ns)
 
     def on_control(self, link: Link, message: ControlMessage) -> None:
         """The edge broker answers a declaration, or tells of subscribers."""
@@ -266,7 +292,11 @@ class Client:
                 endpoint.set_subscribers(message.subscribers)
         elif isinstance(message, QosChanged):
             if (changed := self._endpoints.get(message.endpoint)) is not None:
-                changed.qos = TopicQos.from_record(message.qos)
+                changed.set_qos(TopicQos.from_record(message.qos))
+        elif isinstance(message, Publishers):
+            watching = self._endpoints.get(message.endpoint)
+            if isinstance(watching, Subscription) and message.complete:
+                watching.set_publishers(frozenset(message.publishers))
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} to a client")
 

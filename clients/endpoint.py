@@ -39,10 +39,14 @@ class Endpoint:
     def set_declared(self, message: Declared) -> None:
         """The edge broker knows this endpoint."""
         self.topic_id = message.topic_id
-        self.qos = TopicQos.from_record(message.qos)
+        self.set_qos(TopicQos.from_record(message.qos))
         self._was_declared = True
         if not self._declared.done():
             self._declared.set_result(None)
+
+    def set_qos(self, qos: TopicQos) -> None:
+        """What the overlay serves the topic with from now on."""
+        self.qos = qos
 
     def refuse(self, error: Exception) -> bool:
         """The edge broker refuses; says whether the endpoint is at its end."""

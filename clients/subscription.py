@@ -1,15 +1,19 @@
 """A subscription: an asynchronous iterator over the messages of one topic."""
 
 import asyncio
+import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from clients.awareness import Awareness, AwarenessEvent, Gap, SlowMessage
 from clients.endpoint import Endpoint
 from clients.errors import ClosedError
 from overlay.history import History, Verdict
+from overlay.limits import MILLISECOND_NS
 from overlay.messages import Declare, EndpointKind, Message
 from overlay.qos import SubscriptionQos, TopicQos
 
@@ -38,7 +42,25 @@ class ReceivedMessage:
     """Tells publishers apart; sequences count per publisher."""
     sequence: int
     born_ns: int
-    """The publisher's monotonic clock when it published; comparable only on the publisher's own host."""
+    """When it was published, on the clock of the edge broker where it entered; 0 if not known."""
+    age_bound_ms: float | None = None
+    """How old the message was at most when it arrived here; None if that is not known (yet)."""
+    limit_ms: float | None = None
+    """What the subscription calls slow; None without a limit."""
+    received_ns: int = 0
+    """This client's monotonic clock when it arrived: what has passed since comes on top of its age."""
+
+    @property
+    def fast(self) -> bool:
+        """The message is proven to have come within the limit."""
+        return self.age_bound_ms is not None and self.limit_ms is not None and not self.slow
+
+    @property
+    def slow(self) -> bool:
+        """The message may have come later than the limit. Without an age bound it is neither."""
+        if self.age_bound_ms is None or self.limit_ms is None:
+            return False
+        return self.age_bound_ms > self.limit_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,10 @@ class SubscriptionStatistics:
     lost: int
     longest_loss_run: int
     dropped: int
+    slow: int = 0
+    age_unknown: int = 0
+    """Delivered messages without an age bound."""
+    events_dropped: int = 0
 
 
 class Subscription(Endpoint):
@@ -66,8 +92,19 @@ class Subscription(Endpoint):
         qos: TopicQos | None,
         overflow: Overflow,
         request: SubscriptionQos | None = None,
+        limit_ms: float | None = None,
+        allowance_ms: float | None = None,
+        aware: bool = False,
     ) -> None:
         super().__init__(client, endpoint_id, topic, qos)
+        for name, value in (("limit_ms", limit_ms), ("allowance_ms", allowance_ms)):
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"{name} is {value:g}: give a time above 0, or leave it out")
+        self._limit_ms = limit_ms
+        self._allowance_ms = allowance_ms
+        self._awareness = Awareness(topic, client.clock) if aware else None
+        self._slow = 0
+        self._age_unknown = 0
         self._request = request
         self._overflow = overflow
         self._queue: deque[ReceivedMessage] = deque()
@@ -82,7 +119,42 @@ class Subscription(Endpoint):
     def declaration(self) -> Declare:
         """The frame that tells an edge broker of this subscription."""
         request = self._request.to_record() if self._request is not None else None
-        return replace(super().declaration(), request=request)
+        return replace(super().declaration(), request=request, watches=self._awareness is not None)
+
+    @property
+    def limit_ms(self) -> float | None:
+        """What counts as slow: what was asked for, else the deadline the topic is served with."""
+        return self.qos.deadline_ms if self._limit_ms is None else self._limit_ms
+
+    def set_qos(self, qos: TopicQos) -> None:
+        """What the topic is served with from now on."""
+        super().set_qos(qos)
+        if self._awareness is not None:
+            # A message a period later may take as long as messages may take.
+            allowance_ms = self._allowance_ms or self.limit_ms or qos.period_ms or 0.0
+            self._awareness.allow(qos.period_ms, allowance_ms)
+
+    def set_publishers(self, live: frozenset[int]) -> None:
+        """Who publishes on the topic now."""
+        if self._awareness is not None:
+            self._awareness.set_publishers(live)
+
+    async def next_event(self, timeout_s: float | None = None) -> AwarenessEvent:
+        """The next slow or missing message. Raises TimeoutError; ClosedError at the end."""
+        awareness = self._awareness
+        if awareness is None:
+            raise ClosedError(f"the subscription on {self.topic} is not aware: subscribe with aware=True")
+        async with asyncio.timeout(timeout_s):
+            while not awareness.has_events:
+                self.check_open()
+                await awareness.wait()
+        return awareness.take()
+
+    async def events(self) -> AsyncIterator[AwarenessEvent]:
+        """All events, until the subscription ends."""
+        with contextlib.suppress(ClosedError):
+            while True:
+                yield await self.next_event()
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         return self
@@ -126,13 +198,17 @@ class Subscription(Endpoint):
             lost=sum(history.lost for history in self._histories.values()),
             longest_loss_run=max((history.longest_gap for history in self._histories.values()), default=0),
             dropped=self._dropped,
+            slow=self._slow,
+            age_unknown=self._age_unknown,
+            events_dropped=self._awareness.dropped if self._awareness is not None else 0,
         )
 
-    def deliver(self, message: Message) -> None:
-        """A message arrived from the edge broker."""
+    def deliver(self, message: Message, age_ns: int | None, now_ns: int) -> None:
+        """A message arrived from the edge broker, of this age at most."""
         history = self._histories.get(message.publisher)
         if history is None:
             history = self._histories[message.publisher] = History()
+        highest = history.highest
         verdict = history.judge(message.sequence)
         if verdict is not Verdict.NEW:
             if verdict is Verdict.LATE:
@@ -141,9 +217,21 @@ class Subscription(Endpoint):
                 self._duplicates += 1
             return
         self._delivered += 1
-        self._queue.append(
-            ReceivedMessage(self.topic, message.payload, message.publisher, message.sequence, message.born_ns)
+        received = ReceivedMessage(
+            self.topic,
+            message.payload,
+            message.publisher,
+            message.sequence,
+            message.born_ns,
+            None if age_ns is None else age_ns / MILLISECOND_NS,
+            self.limit_ms,
+            now_ns,
         )
+        self._age_unknown += age_ns is None
+        self._slow += received.slow
+        if self._awareness is not None:
+            self._tell(self._awareness, received, highest)
+        self._queue.append(received)
         if len(self._queue) >= QUEUE_MAX_MESSAGES:
             if self._overflow is Overflow.WAIT:
                 self._holding = True
@@ -157,6 +245,21 @@ class Subscription(Endpoint):
         """No more messages; those that wait can still be taken."""
         super().end(error)
         self._arrived.set()
+        if self._awareness is not None:
+            self._awareness.end()
+
+    def _tell(self, awareness: Awareness, message: ReceivedMessage, highest: int) -> None:
+        """Tell what a message says about itself and those before it."""
+        if highest and message.sequence > highest + 1:
+            awareness.tell(Gap(self.topic, message.publisher, highest + 1, message.sequence - 1))
+        if message.slow:
+            assert message.age_bound_ms is not None and message.limit_ms is not None
+            awareness.tell(
+                SlowMessage(
+                    self.topic, message.publisher, message.sequence, message.age_bound_ms, message.limit_ms
+                )
+            )
+        awareness.heard(message.publisher, message.sequence)
 
     async def _wait(self) -> None:
         while not self._queue:

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from clients.awareness import AwarenessEvent
 from clients.client import CONNECT_TIMEOUT_S, Client
 from clients.errors import ClosedError
 from clients.publisher import Publisher
@@ -42,6 +43,16 @@ class SynchronousSubscription:
         """The next message. Raises TimeoutError if none comes in time."""
         return self._client.run(self._subscription.receive(timeout_s))
 
+    def next_event(self, timeout_s: float | None = None) -> AwarenessEvent:
+        """The next slow or missing message, if subscribed with `aware`. Raises TimeoutError."""
+        return self._client.run(self._subscription.next_event(timeout_s))
+
+    def events(self) -> Iterator[AwarenessEvent]:
+        """All events, blocking in between; ends when the client is closed."""
+        with contextlib.suppress(ClosedError):
+            while True:
+                yield self.next_event()
+
     def close(self) -> None:
         """End the subscription."""
         self._client.run(self._subscription.close())
@@ -69,10 +80,20 @@ class SynchronousClient:
         return self.run(publisher.publish(payload))
 
     def subscribe(
-        self, topic: str, qos: TopicQos | None = None, *, request: SubscriptionQos | None = None
+        self,
+        topic: str,
+        qos: TopicQos | None = None,
+        *,
+        request: SubscriptionQos | None = None,
+        limit_ms: float | None = None,
+        allowance_ms: float | None = None,
+        aware: bool = False,
     ) -> SynchronousSubscription:
-        """Subscribe; messages arrive from now on."""
-        return SynchronousSubscription(self, self.run(self._client.subscribe(topic, qos, request=request)))
+        """Subscribe; messages arrive from now on. The options are those of the asynchronous client."""
+        subscribing = self._client.subscribe(
+            topic, qos, request=request, limit_ms=limit_ms, allowance_ms=allowance_ms, aware=aware
+        )
+        return SynchronousSubscription(self, self.run(subscribing))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until the edge broker has everything published. Raises TimeoutError."""

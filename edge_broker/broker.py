@@ -82,7 +82,14 @@ class EdgeBroker:
         await self.session.start()
         await self.coordinator.start()
         self.hub = Hub(
-            Identity(Role.EDGE, self.id, self.incarnation, self.lan, self.coordinator.cluster),
+            Identity(
+                Role.EDGE,
+                self.id,
+                self.incarnation,
+                self.lan,
+                self.coordinator.cluster,
+                self.config.clock_drift_ppm,
+            ),
             self,
             pace=config.pace,
         )
@@ -208,12 +215,14 @@ class EdgeBroker:
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from a client or a broker."""
         if link.role is Role.CLIENT:
-            count, touched = self.core.admit_from_client(link.context, body, link.clock.shift_ns, now_ns)
+            count, touched = self.core.admit_from_client(
+                link.context, body, link.clock.shift_at(now_ns), now_ns
+            )
             link.messages_received += count
             self._hold_back(link, touched)
         else:
             router = link.peer if link.role is Role.ROUTER else ""
-            count, touched = self.core.admit_from_broker(body, link.clock.shift_ns, now_ns, router)
+            count, touched = self.core.admit_from_broker(body, link.clock.shift_at(now_ns), now_ns, router)
             link.messages_received += count
             if self.core.has_held and self._releasing is None:
                 self._releasing = self.hub.loop.call_later(_RELEASE_S, self._release_held)

@@ -15,15 +15,25 @@ in time finds everything as it was; one that says goodbye is taken at its word.
 
 import asyncio
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from coordinator import CoordinationError, Endpoint, TopicExistsError, TopicView, Watch
 from edge_broker.model import Peer, Topic
 from overlay.bounds import Delays, admit, admit_request, check_admission
 from overlay.errors import InvalidNameError, OverlayError, QosError
-from overlay.limits import ENDPOINTS_MAX_PER_CLIENT, ROUTE_LINGER_NS, SECOND_NS
+from overlay.limits import ENDPOINTS_MAX_PER_CLIENT, PUBLISHERS_TOLD_MAX, ROUTE_LINGER_NS, SECOND_NS
 from overlay.lingering import Lingering
-from overlay.messages import Declare, Declared, EndpointKind, Matched, QosChanged, QosIntent, Refused
+from overlay.messages import (
+    Declare,
+    Declared,
+    EndpointKind,
+    Matched,
+    Publishers,
+    QosChanged,
+    QosIntent,
+    Refused,
+)
 from overlay.names import check_topic
 from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos, explain_difference, strictest
 from runtime.link import Link
@@ -47,6 +57,8 @@ class _Known:
         """What the topic offers; `topic.qos` is that, or stricter if a subscriber asks for it."""
         self.subscriptions: dict[int, tuple[Peer, SubscriptionQos]] = {}
         """Of local clients: whose they are and what they ask for."""
+        self.watchers: dict[int, Peer] = {}
+        """Subscriptions of local clients that want to know who publishes."""
         self.view: TopicView | None = None
         self.subscribers: Lingering[Endpoint] = Lingering(ROUTE_LINGER_NS)
         self.viewed = asyncio.Event()
@@ -155,6 +167,9 @@ class Declarations:
         link.send(Declared(message.endpoint, topic.topic_id, qos.to_record()))
         if message.kind is EndpointKind.PUBLISHER:
             link.send(Matched(message.endpoint, topic.subscribers_everywhere))
+        elif message.watches:
+            known.watchers[message.endpoint] = client
+            link.send(_publishers(message.endpoint, topic))
 
     def _note_subscription(
         self, known: _Known, endpoint: int, client: Peer, request: SubscriptionQos
@@ -256,7 +271,11 @@ class Declarations:
             (endpoint for endpoint in view.endpoints if endpoint.kind is EndpointKind.SUBSCRIBER),
             self._broker.hub.clock(),
         )
+        publishers_before = known.topic.known_publishers
         self._set_interest(known)
+        if known.topic.known_publishers != publishers_before:
+            for endpoint_id, client in known.watchers.items():
+                self._broker.tell_client(client, _publishers(endpoint_id, known.topic))
         self._broker.dial_routers((view.record.primary, view.record.backup))
         known.viewed.set()
         subscribers = sum(endpoint.kind is EndpointKind.SUBSCRIBER for endpoint in view.endpoints)
@@ -318,6 +337,8 @@ class Declarations:
             topic, kind = removed
             known = self._known.get(topic.name)
             _, request = known.subscriptions.pop(endpoint, _NO_SUBSCRIPTION) if known else _NO_SUBSCRIPTION
+            if known is not None:
+                known.watchers.pop(endpoint, None)
             self._unregister_soon(topic.name, kind, endpoint, request)
 
     def _unregister_soon(
@@ -335,6 +356,12 @@ class Declarations:
 
 
 _NO_SUBSCRIPTION: Final = (None, NO_REQUEST)
+
+
+def _publishers(endpoint: int, topic: Topic) -> Publishers:
+    """Who publishes on a topic, as far as one frame should tell."""
+    told = tuple(islice(topic.known_publishers, PUBLISHERS_TOLD_MAX))
+    return Publishers(endpoint, told, len(told) == len(topic.known_publishers))
 
 
 def _request_of(message: Declare) -> SubscriptionQos:

@@ -58,9 +58,14 @@ def on_our_clock(body: bytes, publishers: Sequence[Publisher], shift_ns: int, no
     for publisher in publishers:
         born_ns = read_i64_le(body, offset + BORN_OFFSET)
         length: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET) >> 32
-        # A client cannot make its messages younger than now or older than our clock.
-        here_ns = max(1, min(born_ns - shift_ns, now_ns)) if known and born_ns else 0
-        here_ns = publisher.born_ns = max(publisher.born_ns, here_ns)
+        here_ns = publisher.born_ns
+        if known and born_ns:
+            # A client cannot make its messages younger than now.
+            stamp_ns = born_ns - shift_ns
+            if stamp_ns > here_ns:
+                here_ns = publisher.born_ns = min(now_ns, stamp_ns)
+            elif not here_ns:  # older than our clock
+                here_ns = publisher.born_ns = 1
         data.write(body[copied : offset + BORN_OFFSET])
         write_i64_le(data, here_ns)
         copied = offset + BORN_END

@@ -26,6 +26,7 @@ from overlay.messages import (
     Hello,
     Matched,
     Prune,
+    Publishers,
     QosChanged,
     Refused,
     Undeclare,
@@ -43,6 +44,7 @@ _TYPE_OF_KIND: Final[dict[int, type[ControlMessage]]] = {
     FrameKind.MATCHED: Matched,
     FrameKind.PRUNE: Prune,
     FrameKind.QOS_CHANGED: QosChanged,
+    FrameKind.PUBLISHERS: Publishers,
 }
 _KIND_OF_TYPE: Final = {message_type: kind for kind, message_type in _TYPE_OF_KIND.items()}
 _HINTS: Final = {message_type: get_type_hints(message_type) for message_type in _KIND_OF_TYPE}

@@ -1,59 +1,149 @@
-"""How old a message can be at most, from local clocks alone (Fail-Aware Publish/Subscribe, 4).
+"""How old a message can be at most, from local clocks alone (Fail-Aware Publish/Subscribe, 4 and 6).
 
 Two nodes never compare their clocks. Node q sends a *helper* at A (its clock), node p gets it at
 B (its clock). When p reads its clock as C and sends, and q receives at D, the time on the way is
-at most (equation 1, without a lower bound of the helper's own delay)
+at most (equation 1)
 
-    (D - A)(1 + drift) - (C - B)(1 - drift)  =  D - C + (B - A) + drift x ((D - A) + (C - B))
+    (D - A)(1 + drift) - (C - B)(1 - drift) - floor
 
-because the helper cannot have arrived before it was sent. So all q has to know of p is one
-number, the *clock shift*: the age of anything p stamped C is at most `now - C + shift`, with
+because the helper took at least `floor`. Rearranged,
 
-    shift  =  (B - A) + 2 drift x (now - A)
+    D - C + shift,    shift = (B - A) - floor + drift x ((D - A) + (C - B))
 
-which only depends on the link and the moment, not on the message. The best helper is the one
-with the smallest shift now (equation 2). Heartbeats are the helpers: each one echoes the last
-one received with both times.
+so all q has to know of p is one number, the *clock shift*, which depends on the link and the
+moment and not on the message. Heartbeats are the helpers: each one echoes the last one received
+with both times.
+
+*Best helper.* The one with the smallest shift now (equation 2). The improved lower bound of a
+helper's delay (3-5) is how much later it came than the best helper proves possible. Put into
+equation 1 it turns the shift of any helper into that of the best, so choosing by equation 6 comes
+to the same as keeping the smallest shift (`overlay.equations` has them as published, the tests
+compare). What 3-5 add is the lower bound itself: how long our messages to the peer take at least,
+`least_delay_ns`.
+
+*Many hops.* Time inside a node is the node's own reading, so the sum over hops (7) telescopes:
+
+    age  <=  (now - born + sum of shifts) x (1 + drift of all clocks compared)
+
+Each hop adds its link's shift once per frame; only the end of the path multiplies (`age_bound_ns`).
+The factor covers what a shift alone does not: it is a statement about the clocks between a helper
+and now, and a message may have been born before that. By the helper's time the clocks of a hop may
+have drifted apart by 2 x drift x age since, and the last clock measures the age with its own drift.
 """
 
 from typing import Final
 
+from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM, MILLISECOND_NS
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 
-DRIFT_PPM: Final = 100
-"""Most a clock is assumed to drift against real time."""
+LINKS_MAX: Final = 5
+"""Links on the longest way: client, edge, primary, its backup after a crash, edge, client."""
+SHIFT_STEP_NS: Final = 10 * MILLISECOND_NS
+"""A shift is reckoned for so far ahead, to be used as it is until then."""
+
+_WINDOW: Final = 64
+"""Helpers per half of the rolling window whose smallest lower bound counts."""
+_MILLION: Final = 1_000_000
+
+assert (2 * LINKS_MAX + 1) * DRIFT_MAX_PPM < _MILLION // 2
 
 
 class LinkClock:
-    """The clock shift of one peer."""
+    """What is known of one peer's clock, and of the way to it."""
 
-    __slots__ = ("_best_difference_ns", "_best_sent_ns", "shift_ns")
+    __slots__ = (
+        "_best_difference_ns",
+        "_best_sent_ns",
+        "_drift_ppm",
+        "_floor_ns",
+        "_helpers",
+        "_recent_least_ns",
+        "_valid_until_ns",
+        "_window_least_ns",
+        "shift_ns",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, drift_ppm: int = DRIFT_PPM, floor_ns: int = 0) -> None:
+        """`floor_ns` is what anything sent to the peer takes at least, by distance or bandwidth."""
         self.shift_ns = UNKNOWN_CLOCK_SHIFT
-        """As of the last `refresh`; add to `now - stamp` to bound the age of what the peer stamped."""
+        """As `shift_at` gave it last."""
+        self._drift_ppm = drift_ppm
+        self._floor_ns = floor_ns
         self._best_difference_ns = 0
         self._best_sent_ns = -1
+        self._valid_until_ns = -1
+        self._helpers = 0
+        self._recent_least_ns = -1
+        self._window_least_ns = -1
+
+    @property
+    def drift_ppm(self) -> int:
+        """Most that the clocks on either side drift."""
+        return self._drift_ppm
+
+    def assume_drift(self, drift_ppm: int) -> None:
+        """A clock may drift more than was thought: that holds for what is known already, too."""
+        if drift_ppm > self._drift_ppm:
+            self._drift_ppm = drift_ppm
+            self._valid_until_ns = -1
+
+    @property
+    def is_known(self) -> bool:
+        """There has been a helper, so ages can be bounded."""
+        return self._best_sent_ns >= 0
 
     def helper(self, sent_ns: int, received_ns: int, now_ns: int) -> None:
         """We sent a helper at `sent_ns`, the peer got it when its clock read `received_ns`."""
-        difference_ns = received_ns - sent_ns
-        if self._best_sent_ns < 0 or difference_ns + _drift_ns(now_ns - sent_ns) <= self._shift_ns(now_ns):
+        if not 0 <= sent_ns <= now_ns:
+            return  # we never sent that; a peer that invents numbers is not believed
+        difference_ns = received_ns - sent_ns - self._floor_ns
+        if self._best_sent_ns < 0 or difference_ns + self._apart_ns(now_ns - sent_ns) <= self._reckon(now_ns):
             self._best_difference_ns = difference_ns
             self._best_sent_ns = sent_ns
+        self._valid_until_ns = -1
+        self.shift_at(now_ns)
+        least_ns = received_ns - sent_ns - self._reckon(now_ns)
+        least_ns = max(self._floor_ns, least_ns - self._apart_ns(max(0, least_ns)))
+        if self._recent_least_ns < 0 or least_ns < self._recent_least_ns:
+            self._recent_least_ns = least_ns
+        self._helpers += 1
+        if self._helpers % _WINDOW == 0:
+            self._window_least_ns = self._recent_least_ns
+            self._recent_least_ns = -1
 
-    def refresh(self, now_ns: int, valid_for_ns: int) -> None:
-        """Make `shift_ns` hold until `now_ns + valid_for_ns`."""
-        if self._best_sent_ns >= 0:
-            self.shift_ns = self._shift_ns(now_ns + valid_for_ns)
+    def shift_at(self, now_ns: int) -> int:
+        """What to add to `now - stamp` to bound the age of what the peer stamped."""
+        if now_ns > self._valid_until_ns and self._best_sent_ns >= 0:
+            self._valid_until_ns = now_ns + SHIFT_STEP_NS
+            self.shift_ns = self._reckon(self._valid_until_ns)
+        return self.shift_ns
 
-    def _shift_ns(self, now_ns: int) -> int:
-        return self._best_difference_ns + _drift_ns(now_ns - self._best_sent_ns)
+    @property
+    def least_delay_ns(self) -> int:
+        """What our helpers have lately taken to the peer at least (equations 3 and 4).
+
+        Proven, so it is usually no more than the floor: two nodes cannot tell a slow way there from a
+        slow way back. It rises when a way becomes longer than it was, because the clocks stay put.
+        """
+        if self._window_least_ns < 0:
+            return self._floor_ns  # not enough to go by
+        if self._recent_least_ns < 0:
+            return self._window_least_ns
+        return min(self._window_least_ns, self._recent_least_ns)
+
+    def _reckon(self, until_ns: int) -> int:
+        return self._best_difference_ns + self._apart_ns(until_ns - self._best_sent_ns)
+
+    def _apart_ns(self, elapsed_ns: int) -> int:
+        """What two clocks can have drifted apart while ours measured this time, rounded up."""
+        drift_ppm = self._drift_ppm
+        return 2 * drift_ppm * elapsed_ns // (_MILLION - drift_ppm) + 1
 
 
-def _drift_ns(elapsed_ns: int) -> int:
-    """What two clocks can have drifted apart in this time, rounded up."""
-    return 2 * DRIFT_PPM * elapsed_ns // 1_000_000 + 1
+def age_bound_ns(elapsed_ns: int, drift_ppm: int) -> int:
+    """How old a message can be at most; `elapsed_ns` is `now - born` plus all shifts on its way."""
+    all_ppm = (2 * LINKS_MAX + 1) * drift_ppm
+    return elapsed_ns + max(0, elapsed_ns) * all_ppm // (_MILLION - all_ppm) + 1
 
 
 def add_shifts(first_ns: int, second_ns: int) -> int:

@@ -38,6 +38,12 @@ LIVELINESS_MAX_NS: Final = 3_600 * SECOND_NS
 PERIOD_MAX_NS: Final = 366 * 86_400 * SECOND_NS
 """Longest period and deadline of a topic."""
 
+# Clocks
+DRIFT_PPM: Final = 100
+"""Most a clock is assumed to drift against real time, unless configured."""
+DRIFT_MAX_PPM: Final = 10_000
+"""Most that can be configured: a clock that is worse than a per cent is broken."""
+
 # Links
 OUTBOX_MAX_BYTES: Final = 32 * MIB
 """Waiting and unacknowledged bytes for one peer; beyond it the oldest waiting messages are dropped."""
@@ -64,6 +70,8 @@ ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
 ENDPOINTS_MAX_PER_CLIENT: Final = 16_384
 CONNECTIONS_MAX_PER_BROKER: Final = 12_000
+PUBLISHERS_TOLD_MAX: Final = 1_024
+"""Publishers a watching subscriber is told of; with more of them it is not told who has left."""
 MISSING_SEQUENCES_MAX: Final = 256
 """Gaps remembered per publisher, to tell a late message from a duplicate."""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
+from overlay.limits import DRIFT_PPM
+
 PROTOCOL_VERSION: Final = 1
 
 UNKNOWN_CLOCK_SHIFT: Final = -(2**63)
@@ -28,6 +30,7 @@ class FrameKind(IntEnum):
     MATCHED = 10
     PRUNE = 11
     QOS_CHANGED = 12
+    PUBLISHERS = 13
 
 
 class Role(StrEnum):
@@ -73,6 +76,8 @@ class Hello:
     """The incarnation of the receiver that `received` counts for; 0 if this is the first contact."""
     received: int = 0
     """Data frames received from the receiver so far: it goes on after these."""
+    drift_ppm: int = DRIFT_PPM
+    """Most that the sender's clock drifts against real time."""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -89,6 +94,8 @@ class Welcome:
     """Data frames received from the dialling incarnation so far: it goes on after these."""
     edges: tuple[str, ...] = ()
     """For a client: locators of the other edge brokers of the LAN, to turn to if this one dies."""
+    drift_ppm: int = DRIFT_PPM
+    """Most that the sender's clock drifts against real time."""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -126,6 +133,8 @@ class Declare:
     intent: QosIntent = QosIntent.MATCH
     request: dict[str, Any] | None = None
     """Of a subscriber: what it needs beyond what the topic has."""
+    watches: bool = False
+    """Of a subscriber: it wants to be told who publishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +187,28 @@ class QosChanged:
     qos: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Publishers:
+    """Edge to subscribing client: who publishes on its topic now, in all LANs."""
+
+    endpoint: int
+    publishers: tuple[int, ...]
+    complete: bool
+    """False: there are more than are listed."""
+
+
 ControlMessage = (
-    Hello | Welcome | Close | Declare | Declared | Refused | Undeclare | Matched | Prune | QosChanged
+    Hello
+    | Welcome
+    | Close
+    | Declare
+    | Declared
+    | Refused
+    | Undeclare
+    | Matched
+    | Prune
+    | QosChanged
+    | Publishers
 )
 
 

@@ -150,8 +150,8 @@ class Outbox:
             self._least_shift_ns.clear()
         if deadline_ns and clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
             # A shift that has grown makes a later message look older than one before it.
-            least_ns = self._least_shift_ns.get(origin, clock_shift_ns)
-            if clock_shift_ns <= least_ns:
+            least_ns = self._least_shift_ns.get(origin)
+            if least_ns is None or clock_shift_ns < least_ns:
                 self._least_shift_ns[origin] = clock_shift_ns
             else:
                 deadline_ns += clock_shift_ns - least_ns

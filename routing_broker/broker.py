@@ -43,6 +43,7 @@ from routing_broker.admission import AdmissionWatch, FlagChange, Interest, Netwo
 from routing_broker.core import RouterCore
 from routing_broker.mode import Mode
 from routing_broker.model import Peer
+from routing_broker.proven import ProvenDelays
 from runtime.config import RouterConfig, listen_address
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
@@ -88,6 +89,7 @@ class RoutingBroker:
         self._subscribers: dict[str, Lingering[tuple[str, str, SubscriptionQos]]] = {}
         """Edge and LAN of the subscribers of each topic, and what they ask for."""
         self._admission = AdmissionWatch(config.delays)
+        self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
@@ -106,7 +108,13 @@ class RoutingBroker:
         await self.session.start()
         await self.coordinator.start()
         self.hub = Hub(
-            Identity(Role.ROUTER, self.id, new_incarnation(), cluster=self.coordinator.cluster),
+            Identity(
+                Role.ROUTER,
+                self.id,
+                new_incarnation(),
+                cluster=self.coordinator.cluster,
+                drift_ppm=self.config.clock_drift_ppm,
+            ),
             self,
             pace=config.pace,
         )
@@ -210,9 +218,11 @@ class RoutingBroker:
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from an edge, or copies from a primary."""
         if link.role is Role.ROUTER:
-            link.messages_received += self.core.keep(link.peer, link.received, body, link.clock.shift_ns)
+            link.messages_received += self.core.keep(
+                link.peer, link.received, body, link.clock.shift_at(now_ns)
+            )
             return
-        count, touched = self.core.admit(link.context, body, link.clock.shift_ns, now_ns)
+        count, touched = self.core.admit(link.context, body, link.clock.shift_at(now_ns), now_ns)
         link.messages_received += count
         self._flush(touched)
 
@@ -389,6 +399,8 @@ class RoutingBroker:
             },
             noticed_late_ns={name: known.noticed_late_ns for name, known in edges.items()},
         )
+        if self._proven.update({name: known.least_ns for name, known in edges.items()}, now_ns):
+            self.core.set_least_delays(self._proven.counted_ns)
         for change in self._admission.check(network, now_ns):
             self._background.spawn(self._flag(change), f"flag {change.topic}")
 

@@ -86,6 +86,7 @@ class RouterCore:
     def __init__(self, mode: Mode = Mode.FRAME, delays: Delays | None = None) -> None:
         self._mode = mode
         self._delays = delays or NO_DELAYS
+        self._least_ns: dict[str, int] = {}
         self._topics: dict[int, Topic] = {}
         self._peers: dict[str, Peer] = {}
         self._backups: dict[str, Peer] = {}
@@ -158,7 +159,7 @@ class RouterCore:
         old = self._topics.get(topic_id)
         if qos.loss_tolerance is None and self._mode.selective:
             backup = None
-        replicates = backup is not None and self._replicates(qos)
+        replicates = backup is not None and self._replicates(qos, subscribers)
         topic = Topic(topic_id, name, qos, dict(subscribers), backup, replicates, primary)
         if topic == old:
             return set()
@@ -179,6 +180,15 @@ class RouterCore:
         if still:
             self._unrouted[topic_id] = still
         return touched
+
+    def set_least_delays(self, least_ns: Mapping[str, int]) -> None:
+        """How long messages to these edges take at least, as proven: it may spare or demand copies."""
+        self._least_ns = dict(least_ns)
+        for topic in self._topics.values():
+            replicates = topic.backup is not None and self._replicates(topic.qos, topic.subscribers)
+            if replicates != topic.replicates:
+                topic.replicates = replicates
+                self._forget_routes_of(topic.topic_id)
 
     def settle(self) -> bool:
         """Let changed deadlines count where no older messages wait; says whether some still do.
@@ -478,10 +488,14 @@ class RouterCore:
         if frame.outstanding == 0 and self._mode.coordinates and frame.backup in self._backups:
             self._to_prune.setdefault(frame.backup, []).append(frame.number)
 
-    def _replicates(self, qos: TopicQos) -> bool:
+    def _replicates(self, qos: TopicQos, subscribers: Iterable[str]) -> bool:
         """Copies of the topic's messages are needed also while deadlines are met (Proposition 1)."""
-        retained = self._mode.retained(qos, self._delays)
-        return not self._mode.selective or needs_replication(retained, self._delays)
+        delays = self._delays
+        retained = self._mode.retained(qos, delays)
+        proven_ns = min((self._least_ns.get(edge, 0) for edge in subscribers), default=0)
+        if proven_ns > delays.primary_to_subscriber_ns:
+            delays = replace(delays, primary_to_subscriber_ns=proven_ns)
+        return not self._mode.selective or needs_replication(retained, delays)
 
     def _new_buffer(self) -> BackupBuffer:
         return BackupBuffer(max(1, len(self._topics)) * BACKUP_MESSAGES_PER_TOPIC)

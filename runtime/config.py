@@ -26,6 +26,8 @@ from overlay.bounds import Delays
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
 from overlay.errors import InvalidNameError
 from overlay.limits import (
+    DRIFT_MAX_PPM,
+    DRIFT_PPM,
     HEARTBEAT_INTERVAL_MAX_NS,
     HEARTBEAT_INTERVAL_NS,
     HEARTBEAT_SILENCE_NS,
@@ -63,6 +65,8 @@ class BrokerConfig:
     """Least time a message takes from a routing broker to a subscriber; spares some replication."""
     backup_delay_ms: float = 1.0
     """Most time a copy takes from a primary to its backup."""
+    clock_drift_ppm: int = DRIFT_PPM
+    """Most that this host's monotonic clock drifts against real time (`isthmus doctor --clock`)."""
     log_level: str = "info"
     log_style: str = "text"
     insecure: bool = False
@@ -102,6 +106,11 @@ class BrokerConfig:
             raise ConfigurationError(
                 f"heartbeat_ms is {self.heartbeat_ms:g} and silence_ms {self.silence_ms:g}: heartbeats "
                 f"must be 1 to {slowest_ms} ms apart, and silence must allow three of them"
+            )
+        if not 1 <= self.clock_drift_ppm <= DRIFT_MAX_PPM:
+            raise ConfigurationError(
+                f"clock_drift_ppm is {self.clock_drift_ppm}: it must be from 1 to {DRIFT_MAX_PPM}; "
+                "`isthmus doctor --clock` measures it"
             )
         if not 1 <= self.session_timeout_s <= 60:
             raise ConfigurationError(

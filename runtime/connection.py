@@ -25,6 +25,7 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FrameReader
 from overlay.limits import (
     ACKNOWLEDGE_EVERY_BYTES,
+    DRIFT_MAX_PPM,
     HANDSHAKE_FRAME_MAX_BYTES,
     HANDSHAKE_TIMEOUT_NS,
     MILLISECOND_NS,
@@ -215,8 +216,6 @@ class Connection(asyncio.Protocol):
             return
         if self._unacknowledged_bytes or liveness.is_due(now_ns, tick_ns):
             self._send_heartbeat(now_ns)
-        assert self.link is not None
-        self.link.clock.refresh(now_ns, 2 * max(tick_ns, liveness.interval_ns))
         if self._reading_paused:
             liveness.heard()
         elif liveness.tick(now_ns, tick_ns) and (liveness.is_frozen or not self._host_answers(liveness)):
@@ -259,22 +258,32 @@ class Connection(asyncio.Protocol):
         if isinstance(message, Close):
             self._peer_closed(message)
         elif self._state is State.AWAIT_HELLO and isinstance(message, Hello):
+            drift_ppm = self._drift_ppm(message.drift_ppm)
             link, welcome = self.hub.admit_hello(message)
             self._replace_connection_of(link)
             self.link = link
             received = message.received if message.peer_incarnation == self.hub.identity.incarnation else 0
-            link.attach(self, message.incarnation, received)
+            link.attach(self, message.incarnation, received, drift_ppm)
             assert self._transport is not None
             self._transport.write(encode(welcome))
             self._open(message.heartbeat_ns)
         elif self._state is State.HELLO_SENT and isinstance(message, Welcome):
             assert self.link is not None
+            drift_ppm = self._drift_ppm(message.drift_ppm)
             self.hub.admit_welcome(self.link, message)
             self._replace_connection_of(self.link)
-            self.link.attach(self, message.incarnation, message.received)
+            self.link.attach(self, message.incarnation, message.received, drift_ppm)
             self._open(self.hub.heartbeat_ns_for(self.link))
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"kind {kind} during the handshake")
+
+    def _drift_ppm(self, theirs_ppm: int) -> int:
+        """The worse of both clocks, as each side says of its own."""
+        if not 0 < theirs_ppm <= DRIFT_MAX_PPM:
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE, f"a clock drift of {theirs_ppm} ppm: it must be 1 to {DRIFT_MAX_PPM}"
+            )
+        return max(self.hub.identity.drift_ppm, theirs_ppm)
 
     def _replace_connection_of(self, link: Link) -> None:
         if link.connection is not None:
@@ -340,7 +349,6 @@ class Connection(asyncio.Protocol):
         liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
-            link.clock.refresh(now_ns, 2 * liveness.interval_ns)
         if first:
             # Echo it at once, so that the peer need not wait an interval to know our clock.
             self._send_heartbeat(now_ns)

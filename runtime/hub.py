@@ -12,12 +12,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import (
     CONNECTIONS_MAX_PER_BROKER,
+    DRIFT_PPM,
     HANDSHAKE_TIMEOUT_NS,
     HEARTBEAT_INTERVAL_MAX_NS,
     HEARTBEAT_INTERVAL_NS,
@@ -59,6 +60,8 @@ class Identity:
     incarnation: int
     lan: str = ""
     cluster: str = ""
+    drift_ppm: int = DRIFT_PPM
+    """Most that the clock of this node drifts against real time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,7 @@ class Hub:
             cluster=self.identity.cluster,
             peer_incarnation=link.peer_incarnation,
             received=link.received,
+            drift_ppm=self.identity.drift_ppm,
         )
 
     def heartbeat_ns_for(self, link: Link) -> int:
@@ -230,7 +234,8 @@ class Hub:
                 f"heartbeat every {hello.heartbeat_ns} ns: "
                 f"it must be between {MILLISECOND_NS} and {HEARTBEAT_INTERVAL_MAX_NS}",
             )
-        return self.handler.admit(hello)
+        link, welcome = self.handler.admit(hello)
+        return link, replace(welcome, drift_ppm=self.identity.drift_ppm)
 
     def admit_welcome(self, link: Link, welcome: Welcome) -> None:
         """Check the answer of a dialled peer."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlay.delay import LinkClock
+from overlay.limits import DRIFT_PPM
 from overlay.messages import ControlMessage, Role
 from overlay.outbox import Outbox, OutboxStatistics, Ticket
 
@@ -26,6 +27,10 @@ class LinkStatistics:
     messages_received: int
     bytes_received: int
     outbox: OutboxStatistics
+    clock_shift_ms: float | None = None
+    """Added to the age of what the peer stamped to bound it; none before the first helper."""
+    least_delay_ms: float = 0.0
+    """What lately everything took to the peer at least, as far as can be proven."""
 
 
 class MeasuredLink(NamedTuple):
@@ -33,6 +38,8 @@ class MeasuredLink(NamedTuple):
 
     one_way_ns: int
     """Half of the lowest recent round trip: clocks are not compared, so ways there and back count alike."""
+    least_ns: int
+    """What lately everything took there at least, as far as can be proven."""
     noticed_late_ns: int
     """How much longer than nearby a peer that falls silent goes unnoticed."""
 
@@ -82,7 +89,9 @@ class Link:
         liveness = self.connection.liveness if self.connection is not None else None
         if liveness is None or not liveness.recent_round_trip_ns:
             return None
-        return MeasuredLink(liveness.recent_round_trip_ns // 2, liveness.silence_beyond_floor_ns)
+        return MeasuredLink(
+            liveness.recent_round_trip_ns // 2, self.clock.least_delay_ns, liveness.silence_beyond_floor_ns
+        )
 
     def send(self, message: ControlMessage) -> bool:
         """Send a control message if the link is up; says whether it was handed over."""
@@ -115,10 +124,13 @@ class Link:
         self._again = []
         return self.outbox.withdraw()
 
-    def attach(self, connection: "Connection", incarnation: int, received: int) -> None:
+    def attach(
+        self, connection: "Connection", incarnation: int, received: int, drift_ppm: int = DRIFT_PPM
+    ) -> None:
         """A new connection is ready: find the frames the peer has not got yet.
 
-        `received` is the peer's own count of our frames, even if we have forgotten sending them.
+        `received` is the peer's own count of our frames, even if we have forgotten sending them;
+        `drift_ppm` is the worse clock's of both sides.
         """
         if incarnation == self.peer_incarnation:
             self._again, tickets = self.outbox.resume(received)
@@ -127,7 +139,8 @@ class Link:
             self._again = self.outbox.restart(received)
             self.peer_incarnation = incarnation
             self.received = 0
-            self.clock = LinkClock()
+            self.clock = LinkClock(drift_ppm)
+        self.clock.assume_drift(drift_ppm)
         self.connection = connection
         self.connects += 1
 
@@ -154,6 +167,8 @@ class Link:
             up=self.is_up,
             connects=self.connects,
             round_trip_ms=liveness.round_trip_ns / 1e6 if liveness is not None else 0.0,
+            clock_shift_ms=self.clock.shift_ns / 1e6 if self.clock.is_known else None,
+            least_delay_ms=self.clock.least_delay_ns / 1e6,
             frames_received=self.received,
             messages_received=self.messages_received,
             bytes_received=self.bytes_received,

@@ -33,6 +33,7 @@ def broker_options(command: Command) -> Command:
             click.option("--failover-ms", type=float, help="Time edges may need to turn to a backup."),
             click.option("--subscriber-delay-ms", type=float, help="Least time from router to subscriber."),
             click.option("--backup-delay-ms", type=float, help="Most time from a primary to its backup."),
+            click.option("--clock-drift-ppm", type=int, help="Most that this host's clock drifts."),
             click.option("--drain-timeout-s", type=float, help="How long SIGTERM may take to drain."),
             click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
             click.option("--log-style", type=click.Choice(["text", "json"])),

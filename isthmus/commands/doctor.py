@@ -7,6 +7,7 @@ datagrams. A *problem* keeps the process testbed (`isthmus up`, `isthmus demo`) 
 
 import asyncio
 import json
+import math
 import os
 import platform
 import resource
@@ -34,6 +35,8 @@ from coordinator.java import find_java
 from isthmus.commands.cluster import open_console, open_table, quiet_logs
 from isthmus.errors import explain_errors, run_async
 from overlay.discovery import DISCOVERY_GROUP, Announcement
+from overlay.limits import DRIFT_PPM
+from runtime.clock import ClockReading, measure_drift, read_clocks
 from runtime.compiled import compiled_modules, stale_modules
 from runtime.discovery import Announcer, discover
 
@@ -317,7 +320,27 @@ def _seconds(began_s: float) -> str:
     return f"{time.monotonic() - began_s:.2f} s"
 
 
-async def examine(zookeeper: str | None) -> list[Finding]:
+def check_drift(seconds: float, read: Callable[[], ClockReading] = read_clocks) -> Finding:
+    """How fast the monotonic clock runs against the wall clock, which somebody may be steering."""
+    drift = measure_drift(seconds, read)
+    found = (
+        f"{drift.ppm:+.1f} ppm against the wall clock, {drift.raw_ppm:+.1f} if nobody steered it, "
+        f"give or take {drift.uncertainty_ppm:.1f}, in {drift.seconds:.1f} s"
+    )
+    if drift.stepped:
+        return Finding("clock drift", Level.WARNING, f"{found}: it was set meanwhile", "measure again")
+    apart_ppm = max(abs(drift.ppm), abs(drift.raw_ppm))
+    worst_ppm = math.ceil(apart_ppm + drift.uncertainty_ppm)
+    if worst_ppm <= DRIFT_PPM:
+        return Finding("clock drift", Level.OK, f"{found}: within the {DRIFT_PPM} ppm that brokers assume")
+    if apart_ppm <= DRIFT_PPM:
+        remedy = "measure longer with --clock-seconds to be sure"
+        return Finding("clock drift", Level.WARNING, found, remedy)
+    remedy = f"give brokers --clock-drift-ppm {worst_ppm}, or their age bounds may be too small"
+    return Finding("clock drift", Level.WARNING, found, remedy)
+
+
+async def examine(zookeeper: str | None, clock_seconds: float | None = None) -> list[Finding]:
     """Do all checks, one after the other so that none disturbs the next."""
     embedded = zookeeper is None
     checks: list[Callable[[], Finding | Coroutine[Any, Any, Finding]]] = [
@@ -336,6 +359,9 @@ async def examine(zookeeper: str | None) -> list[Finding]:
         check_files,
         check_size,
     ]
+    if clock_seconds is not None:
+        # Nothing else runs in this process, so it may block.
+        checks = [check_clock, lambda: check_drift(clock_seconds)]
     findings = []
     for check in checks:
         finding = check()
@@ -350,13 +376,21 @@ async def examine(zookeeper: str | None) -> list[Finding]:
     metavar="HOST:PORT,...",
     help="Check this ensemble. Without it, the embedded server is tried.",
 )
+@click.option("--clock", "only_clock", is_flag=True, help="Only the clock, and estimate how far it drifts.")
+@click.option(
+    "--clock-seconds",
+    type=click.FloatRange(0.1, 3_600),
+    default=10.0,
+    show_default=True,
+    help="With --clock: how long to measure; ten times longer is ten times more exact.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @explain_errors
 @run_async
-async def doctor(zookeeper: str | None, as_json: bool) -> None:
+async def doctor(zookeeper: str | None, only_clock: bool, clock_seconds: float, as_json: bool) -> None:
     """Check whether this machine can run Isthmus. Exit status 1 if the process testbed cannot work."""
     quiet_logs()
-    findings = await examine(zookeeper)
+    findings = await examine(zookeeper, clock_seconds if only_clock else None)
     healthy = all(finding.level is not Level.PROBLEM for finding in findings)
     if as_json:
         click.echo(json.dumps({"ok": healthy, "checks": [asdict(finding) for finding in findings]}, indent=2))

@@ -8,11 +8,21 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
 
 import click
 
-from clients import Client, ReceivedMessage, Subscription, SubscriptionQos, TopicQos
+from clients import (
+    Client,
+    Gap,
+    MissedPeriod,
+    ReceivedMessage,
+    SlowMessage,
+    Subscription,
+    SubscriptionQos,
+    TopicQos,
+)
 from isthmus.commands.qos import parse_qos
 from isthmus.errors import explain_errors, run_async
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
@@ -118,6 +128,18 @@ async def _payloads(messages: tuple[str, ...], repeat: int) -> AsyncIterator[byt
         yield line.rstrip(b"\r\n")
 
 
+_EVENT_NAMES: Final = {SlowMessage: "slow", Gap: "gap", MissedPeriod: "missed_period"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How messages are printed."""
+
+    as_json: bool
+    topic_names: bool
+    ages: bool
+
+
 @click.command(name="sub")
 @click.argument("topics", nargs=-1, required=True)
 @_client_options
@@ -127,6 +149,16 @@ async def _payloads(messages: tuple[str, ...], repeat: int) -> AsyncIterator[byt
 @click.option("--timeout-s", type=float, help="Exit with status 1 if no message comes for this long.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @click.option("--topic-names", is_flag=True, help="Print the topic before each message.")
+@click.option("--limit-ms", type=float, help="Slow is what may be older; the topic's deadline without it.")
+@click.option(
+    "--ages/--no-ages",
+    default=None,
+    help="Print before each message how old it is at most, and whether it is slow. Without either, "
+    "ages are printed to a terminal and not into a pipe.",
+)
+@click.option(
+    "--events", is_flag=True, help="Tell on standard error of slow and missing messages and of silence."
+)
 @explain_errors
 @run_async
 async def subscribe(
@@ -137,11 +169,15 @@ async def subscribe(
     timeout_s: float | None,
     as_json: bool,
     topic_names: bool,
+    limit_ms: float | None,
+    ages: bool | None,
+    events: bool,
     connect_timeout_s: float,
     **options: Any,
 ) -> None:
     """Print each message of TOPICS as a line, until Ctrl-C or --count."""
     request = SubscriptionQos(deadline_ms, loss_tolerance)
+    style = _Style(as_json, topic_names, sys.stdout.isatty() if ages is None else ages)
     client = _client(options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -149,7 +185,9 @@ async def subscribe(
         loop.add_signal_handler(number, stop.set)
     await client.start(connect_timeout_s)
     arrived: asyncio.Queue[ReceivedMessage] = asyncio.Queue(maxsize=1024)
-    pumps = await _subscribe(client, topics, request, arrived)
+    subscriptions = await _subscribe(client, topics, request, limit_ms, events)
+    pumps = [asyncio.create_task(_pump(subscription, arrived)) for subscription in subscriptions]
+    pumps += [asyncio.create_task(_tell(item, as_json)) for item in subscriptions if events]
     stopped = asyncio.create_task(stop.wait())
     try:
         seen = 0
@@ -165,7 +203,7 @@ async def subscribe(
                 if stopped in done:
                     break
                 raise click.ClickException(f"no message within {timeout_s:g} s")
-            _print(getting.result(), as_json, topic_names)
+            _print(getting.result(), style)
             seen += 1
     except BrokenPipeError:
         # The reader of our pipe is gone (`isthmus sub … | head`): that is a normal end.
@@ -180,14 +218,17 @@ async def _subscribe(
     client: Client,
     topics: tuple[str, ...],
     request: SubscriptionQos,
-    arrived: "asyncio.Queue[ReceivedMessage]",
-) -> "list[asyncio.Task[None]]":
+    limit_ms: float | None,
+    aware: bool,
+) -> list[Subscription]:
     try:
-        subscriptions = [await client.subscribe(topic, request=request) for topic in dict.fromkeys(topics)]
+        return [
+            await client.subscribe(topic, request=request, limit_ms=limit_ms, aware=aware)
+            for topic in dict.fromkeys(topics)
+        ]
     except BaseException:
         await client.close()
         raise
-    return [asyncio.create_task(_pump(subscription, arrived)) for subscription in subscriptions]
 
 
 async def _pump(subscription: Subscription, arrived: "asyncio.Queue[ReceivedMessage]") -> None:
@@ -195,12 +236,30 @@ async def _pump(subscription: Subscription, arrived: "asyncio.Queue[ReceivedMess
         await arrived.put(message)
 
 
-def _print(message: ReceivedMessage, as_json: bool, topic_names: bool) -> None:
-    if as_json:
+async def _tell(subscription: Subscription, as_json: bool) -> None:
+    """Tell of what is slow or missing, where it does not get in the way of messages."""
+    async for event in subscription.events():
+        record = {"event": _EVENT_NAMES[type(event)], **asdict(event)}
+        record["publisher"] = f"{event.publisher:016x}"
+        if as_json:
+            click.echo(json.dumps(record), err=True)
+        else:
+            numbers = (f"{value:.1f}" if isinstance(value, float) else value for value in record.values())
+            click.echo(
+                " ".join(f"{name}={number}" for name, number in zip(record, numbers, strict=True)), err=True
+            )
+
+
+def _print(message: ReceivedMessage, style: _Style) -> None:
+    if style.as_json:
         record: dict[str, Any] = {
             "topic": message.topic,
             "publisher": f"{message.publisher:016x}",
             "sequence": message.sequence,
+            "age_bound_ms": message.age_bound_ms,
+            "limit_ms": message.limit_ms,
+            "slow": message.slow,
+            "fast": message.fast,
         }
         with contextlib.suppress(UnicodeDecodeError):
             record["payload"] = message.payload.decode()
@@ -208,6 +267,15 @@ def _print(message: ReceivedMessage, as_json: bool, topic_names: bool) -> None:
             record["payload_base64"] = base64.b64encode(message.payload).decode()
         line = json.dumps(record).encode()
     else:
-        line = (message.topic.encode() + b" " if topic_names else b"") + message.payload
+        line = (message.topic.encode() + b" " if style.topic_names else b"") + message.payload
+        if style.ages:
+            line = _age(message).encode() + line
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _age(message: ReceivedMessage) -> str:
+    """How old a message is at most, in a column of its own."""
+    if message.age_bound_ms is None:
+        return "age unknown      "
+    return f"{message.age_bound_ms:8.1f} ms {'SLOW' if message.slow else '':4}  "

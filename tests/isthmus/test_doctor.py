@@ -7,6 +7,7 @@ import pytest
 
 from isthmus.commands import doctor
 from isthmus.commands.doctor import Level
+from runtime.clock import Drift
 from tests.isthmus.run import isthmus
 
 
@@ -65,3 +66,37 @@ def test_too_few_open_files_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert doctor.check_files().level is Level.PROBLEM
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     assert doctor.check_files().level is Level.WARNING
+
+
+async def test_the_clock_alone_is_measured_for_as_long_as_asked() -> None:
+    done = await isthmus("doctor", "--clock", "--clock-seconds=0.2", "--json")
+    report = json.loads(done.output)
+    assert done.status == 0, report
+    assert [check["check"] for check in report["checks"]] == ["clock", "clock drift"]
+    assert "ppm against the wall clock" in report["checks"][1]["found"]
+
+
+@pytest.mark.parametrize(
+    ("ppm", "uncertainty_ppm", "stepped", "level", "remedy"),
+    [
+        (30.0, 1.0, False, Level.OK, ""),
+        (-30.0, 90.0, False, Level.WARNING, "--clock-seconds"),
+        (250.0, 1.5, False, Level.WARNING, "--clock-drift-ppm 252"),
+        (-250.0, 1.5, False, Level.WARNING, "--clock-drift-ppm 252"),
+        (0.0, 1.0, True, Level.WARNING, "measure again"),
+    ],
+)
+def test_a_drift_beyond_what_brokers_assume_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    ppm: float,
+    uncertainty_ppm: float,
+    stepped: bool,
+    level: Level,
+    remedy: str,
+) -> None:
+    monkeypatch.setattr(
+        doctor, "measure_drift", lambda seconds, read: Drift(0.0, ppm, uncertainty_ppm, seconds, stepped)
+    )
+    finding = doctor.check_drift(1.0)
+    assert finding.level is level
+    assert remedy in finding.remedy

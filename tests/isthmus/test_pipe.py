@@ -106,3 +106,32 @@ async def test_bad_input_gives_one_line_and_status_1_or_2(lan):
     status, _, errors = await isthmus("router", "--heartbeat-ms=100", "--silence-ms=100")
     assert status == 1
     assert "three of them" in errors
+
+
+async def test_ages_and_events_are_printed_where_asked_for(lan):
+    edge = f"--edge={lan.edges['ea'].locator}"
+    subscriber = asyncio.create_task(
+        isthmus(
+            "sub", "door", edge, "--count=30", "--ages", "--events", "--limit-ms=0.0001", "--timeout-s=15"
+        )
+    )
+    await isthmus("pub", "door", "open", "--repeat=30", "--rate=100", edge, "--wait-for-subscribers=1")
+    status, output, errors = await subscriber
+    assert status == 0
+    lines = output.splitlines()
+    assert len(lines) == 30
+    assert all(line.endswith("open") for line in lines)
+    assert " ms SLOW  open" in lines[-1]
+    assert "event=slow topic=door" in errors
+
+
+async def test_json_has_the_age_bound(lan):
+    edge = f"--edge={lan.edges['ea'].locator}"
+    subscriber = asyncio.create_task(
+        isthmus("sub", "door", edge, "--count=30", "--json", "--limit-ms=10000", "--timeout-s=15")
+    )
+    await isthmus("pub", "door", "open", "--repeat=30", "--rate=100", edge, "--wait-for-subscribers=1")
+    _, output, _ = await subscriber
+    last = json.loads(output.splitlines()[-1])
+    assert 0 < last["age_bound_ms"] < 10_000
+    assert (last["limit_ms"], last["slow"], last["fast"]) == (10_000, False, True)

@@ -23,6 +23,7 @@ from overlay.messages import (
     Hello,
     Matched,
     Prune,
+    Publishers,
     QosChanged,
     QosIntent,
     Refused,
@@ -42,6 +43,7 @@ KINDS: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.MATCHED: Matched,
     FrameKind.PRUNE: Prune,
     FrameKind.QOS_CHANGED: QosChanged,
+    FrameKind.PUBLISHERS: Publishers,
 }
 u64 = st.integers(0, 2**64 - 1)
 _values = st.recursive(
@@ -57,6 +59,7 @@ _values = st.recursive(
 _qos = st.dictionaries(st.text(), _values, max_size=4)
 _of_hint: dict[object, st.SearchStrategy[Any]] = {
     int: u64,
+    bool: st.booleans(),
     str: st.text(),
     Role: st.sampled_from(Role),
     EndpointKind: st.sampled_from(EndpointKind),
@@ -184,6 +187,8 @@ def test_a_missing_field_is_named(kind: FrameKind, name: str) -> None:
         "code": "c",
         "subscribers": 0,
         "frames": [1, 2],
+        "publishers": [3, 4],
+        "complete": True,
     }
     assert isinstance(decode(kind, msgpack.packb(whole)), KINDS[kind])
     del whole[name]

@@ -439,6 +439,26 @@ _steps = st.lists(
 )
 
 
+@pytest.mark.parametrize("link_shift_ns", [0, 30_000_000, -(10**11)])
+def test_a_message_that_arrives_old_gets_a_tighter_dispatch_deadline(link_shift_ns: int) -> None:
+    """Its own age bound is the time from publisher to primary, whatever the clocks read."""
+    now_ns = 10**12
+    due = {}
+    for age_ns in (0, 5_000_000, 40_000_000):
+        core = RouterCore()
+        qos = TopicQos(deadline_ms=100)
+        source = core.peer("a1", LANS["a1"])
+        core.set_topic(1, "t", qos, {"b1": LANS["b1"]}, now_ns)
+        born_ns = now_ns - age_ns + link_shift_ns
+        message = Message(1, 7, 1, born_ns, b"payload")
+        core.admit(source, body_of([message]), link_shift_ns, now_ns)
+        due[age_ns] = core.peers["b1"].outbox.next_deadline_ns
+        assert due[age_ns] is not None
+        # Deadlines count in buckets, rounded down.
+        assert 0 <= now_ns + 100_000_000 - age_ns - due[age_ns] < 1 << BUCKET_SHIFT
+    assert due[40_000_000] < due[5_000_000] < due[0]
+
+
 def test_a_message_known_to_be_old_does_not_overtake_those_of_unknown_age_before_it() -> None:
     core = _core(t1=["b1"])
     now_ns = 10**12

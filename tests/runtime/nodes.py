@@ -13,6 +13,7 @@ from overlay.batch import Run, decode_messages, encode_batch, encode_message
 from overlay.codec import decode, encode, encode_heartbeat
 from overlay.errors import CloseReason
 from overlay.framing import FrameReader
+from overlay.limits import DRIFT_PPM
 from overlay.locator import Locator
 from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Role, Welcome
 from runtime.connection import Connection
@@ -59,10 +60,11 @@ class Node:
         *,
         cluster: str = CLUSTER,
         pace: Pace | None = None,
+        drift_ppm: int = DRIFT_PPM,
         **options: Any,
     ) -> None:
         self.changed = asyncio.Event()
-        identity = Identity(role, name, next(_incarnations), "plant", cluster)
+        identity = Identity(role, name, next(_incarnations), "plant", cluster, drift_ppm)
         # The pace of the tests is slow, so that a busy machine is not mistaken for a dead peer.
         self.hub = _ObservedHub(
             identity,

@@ -207,3 +207,9 @@ def test_whatever_the_flags_there_is_a_usable_configuration_or_a_configuration_e
         return
     config.check()
     assert config.pace.heartbeat_ns >= 1_000_000
+
+
+@pytest.mark.parametrize("ppm", [0, -1, 10_001])
+def test_a_drift_no_clock_has_is_refused(ppm: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"clock_drift_ppm is {ppm}: .*1 to 10000.*doctor --clock"):
+        load_config(RouterConfig, "router", flags={"clock_drift_ppm": ppm}, environment={})

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from overlay.batch import Run, decode_messages, encode_batch, encode_message
-from overlay.codec import encode_heartbeat
+from overlay.codec import decode, encode, encode_heartbeat
 from overlay.errors import CloseReason
 from overlay.limits import (
     WRITE_HIGH_WATER_BYTES,
@@ -17,13 +17,14 @@ from overlay.messages import (
     Close,
     FrameKind,
     Heartbeat,
+    Hello,
     Role,
     Undeclare,
 )
 from overlay.outbox import WINDOW_FIRST_BYTES, Ticket
 from runtime.hub import Pace
 from runtime.link import Link
-from tests.runtime.nodes import Bystander, Node, World, data_frame
+from tests.runtime.nodes import CLUSTER, Bystander, Node, World, data_frame
 
 # Reconnecting
 
@@ -333,6 +334,23 @@ async def test_what_is_known_of_a_clock_outlives_the_connection_but_not_the_proc
     successor = await world.node("a")
     await world.connect(successor, server)
     assert server.links["a"].clock is not before
+
+
+async def test_a_link_reckons_with_the_worse_of_both_clocks(world: World) -> None:
+    server = await world.node("server", listen=True, drift_ppm=30)
+    for name, drift_ppm in (("better", 5), ("worse", 250)):
+        node = await world.node(name, drift_ppm=drift_ppm)
+        link = await world.connect(node, server)
+        assert link.clock.drift_ppm == server.links[name].clock.drift_ppm == max(30, drift_ppm)
+
+
+async def test_a_drift_that_cannot_be_is_refused(world: World, server: Node) -> None:
+    peer = await world.raw(server)
+    await peer.send(encode(Hello(Role.EDGE, "odd", 77, 10_000_000, cluster=CLUSTER, drift_ppm=2_000_000)))
+    kind, body = await peer.receive()
+    message = decode(kind, body)
+    assert isinstance(message, Close)
+    assert "2000000 ppm" in message.detail
 
 
 async def test_backpressure_holds_a_peers_data_back_without_taking_it_for_dead(world: World) -> None:

@@ -1,0 +1,49 @@
+"""`isthmus bench bounds` and `isthmus bench ring`: age bounds against the truth."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import click
+
+from benchmarks import bounds as bounds_benchmark
+from benchmarks import ring as ring_benchmark
+from isthmus.errors import explain_errors
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+_json_option = click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
+)
+
+
+@click.command()
+@click.option("--messages", type=click.IntRange(1_000), default=1_000_000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Decides pauses, batches and cuts.")
+@click.option("--keep-logs", is_flag=True, help="Leave the logs of all processes.")
+@_json_option
+@explain_errors
+def bounds(messages: int, seed: int, keep_logs: bool, file: Path | None) -> None:
+    """Check age bounds of messages between LANs against the truth; fails if one is below it."""
+    settings = bounds_benchmark.Settings(messages, seed, keep_logs=keep_logs)
+    result = asyncio.run(bounds_benchmark.measure(settings, _say))
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    click.echo(bounds_benchmark.summary(result))
+    if not result["ok"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option("--publications", type=click.IntRange(10), default=3_000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@_json_option
+def ring(publications: int, seed: int, file: Path | None) -> None:
+    """Figures 5 and 6 of Fail-Aware Publish/Subscribe on a model of a ring; `benchmarks.ring_plot` draws."""
+    result = ring_benchmark.measure(publications, seed)
+    if file is not None:
+        file.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    click.echo(ring_benchmark.summary(result))

@@ -1,0 +1,63 @@
+"""The age bound benchmarks: a short run keeps its promises, the ring shows what the figures show."""
+
+import statistics
+
+import pytest
+
+from benchmarks import bounds, ring
+from benchmarks.bounds import PinnedClock, Settings, Tally
+from clients import ReceivedMessage
+from overlay.limits import MILLISECOND_NS
+
+
+def message(age_bound_ms: float | None, true_ms: int) -> ReceivedMessage:
+    born_ns = 10**9
+    received_ns = born_ns + true_ms * MILLISECOND_NS
+    return ReceivedMessage("t", born_ns.to_bytes(8, "little"), 7, 1, 0, age_bound_ms, None, received_ns)
+
+
+def test_a_bound_below_the_truth_is_counted() -> None:
+    tally = Tally("a to b")
+    for bound_ms in (12.0, 9.99, None, 10.0):
+        tally.check(message(bound_ms, 10))
+    assert (tally.checked, tally.below, tally.unknown) == (3, 1, 1)
+    assert sorted(round(error, 2) for error in tally.errors_ms) == [-0.01, 0.0, 2.0]
+
+
+def test_a_pinned_clock_stands_still() -> None:
+    clock = PinnedClock()
+    clock.pinned_ns = 5
+    assert [clock(), clock()] == [5, 5]
+    clock.pinned_ns = 0
+    assert clock() > 5
+
+
+def test_what_bounds_cost_is_measured() -> None:
+    cost = bounds.measure_cost(rounds=2)
+    assert cost["on_us_per_message"] > 0 < cost["off_us_per_message"]
+
+
+@pytest.mark.testbed
+async def test_no_bound_is_below_the_truth_and_links_are_bounded_closely() -> None:
+    """What it costs is left to the benchmark itself: tests share the machine with others."""
+    result = await bounds.measure(Settings(messages=40_000, cost_rounds=1), lambda _: None)
+    assert result["messages"] >= 40_000
+    assert result["below_truth"] == 0
+    assert len(result["ways"]) == 6
+    assert all(way["least_error_ms"] > 0 for way in result["ways"])
+    assert f"{result['messages']} messages, 0 bounds below" in bounds.summary(result)
+
+
+def test_optimised_bounds_follow_the_delay_and_unoptimised_ones_the_helpers() -> None:
+    result = ring.measure(600, seed=3)
+    for region in result["regions"]:
+        true, best, plain = (region[f"{name}_ms"] for name in ("true", "optimised", "unoptimised"))
+        assert all(a <= b for a, b in zip(true, best, strict=True))
+        assert all(a <= b for a, b in zip(true, plain, strict=True))
+        errors = [b - a for a, b in zip(true, best, strict=True)][50:]
+        loose = [b - a for a, b in zip(true, plain, strict=True)][50:]
+        # The figures' point: with the best helper the error hardly depends on what helpers ran into.
+        assert statistics.pstdev(errors) < statistics.pstdev(loose) / 10
+        assert statistics.median(errors) < statistics.median(loose)
+    assert ring.measure(600, seed=3) == result
+    assert "| national |" in ring.summary(result)

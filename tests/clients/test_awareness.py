@@ -1,0 +1,287 @@
+"""Subscribers know how old messages can be, and learn of slow and missing ones."""
+
+import asyncio
+import time
+
+import pytest
+
+from clients import ClosedError, Gap, MissedPeriod, SlowMessage, TopicQos, connect_synchronously
+from clients.awareness import EVENTS_MAX, Awareness
+from overlay.batch import BATCH_HEADER_BYTES, FRAME_OVERHEAD_BYTES, Run, encode_batch, encode_message
+from overlay.delay import LinkClock
+from overlay.limits import MILLISECOND_NS
+from tests.integration.harness import eventually, overlay
+
+
+class ManualClock:
+    """Time that passes when the test says so."""
+
+    def __init__(self):
+        self.now_ns = 10**9
+
+    def __call__(self):
+        return self.now_ns
+
+    def advance(self, milliseconds):
+        self.now_ns += milliseconds * MILLISECOND_NS
+
+
+def events_of(awareness):
+    found = []
+    while awareness.has_events:
+        found.append(awareness.take())
+    return found
+
+
+# Without brokers
+
+
+async def test_silence_is_told_once_and_again_after_it_was_broken():
+    clock = ManualClock()
+    awareness = Awareness("door", clock)
+    awareness.allow(100, 50)
+    awareness.heard(7, 1)
+    clock.advance(149)
+    awareness._look()
+    assert not awareness.has_events
+    clock.advance(1)
+    for _ in range(3):
+        awareness._look()
+    assert events_of(awareness) == [MissedPeriod("door", 7, 1, 150.0, 150.0)]
+    awareness.heard(7, 2)
+    clock.advance(200)
+    awareness._look()
+    assert events_of(awareness) == [MissedPeriod("door", 7, 2, 200.0, 150.0)]
+    awareness.end()
+
+
+async def test_publishers_that_left_and_topics_without_a_period_may_be_silent():
+    clock = ManualClock()
+    awareness = Awareness("door", clock)
+    awareness.allow(100, 50)
+    for publisher in (1, 2):
+        awareness.heard(publisher, 1)
+    awareness.set_publishers(frozenset({2, 3}))
+    clock.advance(1_000)
+    awareness._look()
+    assert [event.publisher for event in events_of(awareness)] == [2]
+    awareness.heard(2, 2)
+    awareness.allow(None, 50)
+    assert awareness._timer is None
+    clock.advance(1_000)
+    awareness._look()
+    assert not awareness.has_events
+
+
+async def test_the_loop_wakes_up_by_itself_when_a_period_is_missed():
+    awareness = Awareness("door", time.monotonic_ns)
+    awareness.heard(7, 1)
+    awareness.allow(5, 5)
+    async with asyncio.timeout(5):
+        await awareness.wait()
+    (event,) = events_of(awareness)
+    assert event.silent_ms >= event.allowed_ms == 10
+    awareness.end()
+
+
+async def test_a_subscriber_that_takes_no_events_loses_the_oldest_and_can_tell():
+    awareness = Awareness("door", ManualClock())
+    for number in range(EVENTS_MAX + 3):
+        awareness.tell(Gap("door", 7, number, number))
+    assert awareness.dropped == 3
+    assert events_of(awareness)[0].first == 3
+
+
+# With brokers
+
+
+@pytest.fixture
+async def lan(zookeeper_hosts, chroot):
+    """Two LANs of one edge each, and a second edge in LAN a."""
+    async with overlay(zookeeper_hosts, chroot) as testbed:
+        await testbed.edge("ea", "a")
+        await testbed.edge("ea2", "a")
+        await testbed.edge("eb", "b")
+        await testbed.router("r1")
+        yield testbed
+
+
+async def clocks_known(*clients):
+    """Wait until these clients can bound ages; their edges know theirs by then or soon after."""
+    for client in clients:
+        await eventually(
+            lambda client=client: client._link.clock.is_known, "the client knows its edge's clock"
+        )
+
+
+@pytest.mark.integration
+async def test_ages_are_bounded_across_lans_and_never_below_the_truth(lan):
+    sender, receiver = await lan.client("ea"), await lan.client("eb")
+    subscription = await receiver.subscribe("door", limit_ms=10_000)
+    publisher = await sender.publisher("door")
+    await lan.wait_for_route("door", "ea", "eb")
+    await clocks_known(sender, receiver)
+    bounded = 0
+    while bounded < 200:
+        await publisher.publish(time.monotonic_ns().to_bytes(8, "little"))
+        message = await subscription.receive(10)
+        if message.age_bound_ms is None:  # a link of the brokers had no helper yet
+            assert not message.fast and not message.slow
+            continue
+        bounded += 1
+        # This process has one clock: the age at arrival cannot be above what has passed until now.
+        passed_ms = (time.monotonic_ns() - int.from_bytes(message.payload, "little")) / MILLISECOND_NS
+        assert message.age_bound_ms < passed_ms + 100
+        assert message.fast and not message.slow
+    statistics = subscription.statistics()
+    assert statistics.slow == 0
+    assert statistics.delivered == bounded + statistics.age_unknown
+
+
+@pytest.mark.integration
+async def test_the_truth_is_never_above_the_bound_on_arrival(lan):
+    """The time of arrival is the time the client took for it, so the comparison is exact."""
+    sender, receiver = await lan.client("ea"), await lan.client("eb")
+    subscription = await receiver.subscribe("door")
+    publisher = await sender.publisher("door")
+    await lan.wait_for_route("door", "ea", "eb")
+    await clocks_known(sender, receiver)
+    bounded = 0
+    while bounded < 200:
+        await publisher.publish(time.monotonic_ns().to_bytes(8, "little"))
+        message = await subscription.receive(10)
+        if message.age_bound_ms is not None:
+            bounded += 1
+            true_ns = message.received_ns - int.from_bytes(message.payload, "little")
+            assert message.age_bound_ms * MILLISECOND_NS >= true_ns
+
+
+@pytest.mark.integration
+async def test_bounds_survive_a_move_to_another_edge(lan):
+    client = await lan.client("ea", "ea2")
+    subscription = await client.subscribe("door")
+    publisher = await (await lan.client("eb")).publisher("door")
+    await lan.wait_for_route("door", "eb", "ea")
+    await lan.vanish(lan.edges["ea"])
+    await eventually(lambda: client.edge == "ea2", "the client has turned to the other edge")
+    await lan.wait_for_route("door", "eb", "ea2")
+
+    async def bounded():
+        await publisher.publish(b"open")
+        return (await subscription.receive(10)).age_bound_ms is not None
+
+    await eventually(bounded, "ages are known on the new path")
+
+
+@pytest.mark.integration
+async def test_without_a_helper_or_a_stamp_the_age_is_unknown(lan):
+    client = await lan.client("ea")
+    subscription = await client.subscribe("door", limit_ms=1)
+    await clocks_known(client)
+    now_ns = client.clock()
+
+    def arrive(sequence, born_ns, shift_ns):
+        data = encode_message(subscription.topic_id, 7, sequence, born_ns, b"open")
+        frame = encode_batch(1, 1, shift_ns, [Run(1, data)])
+        client.on_data(client._link, frame[FRAME_OVERHEAD_BYTES - BATCH_HEADER_BYTES :], now_ns)
+
+    arrive(1, now_ns, 0)
+    assert (await subscription.receive(1)).age_bound_ms is not None
+    arrive(2, 0, 0)
+    arrive(3, now_ns, -(2**63))
+    client._link.clock = LinkClock()
+    arrive(4, now_ns, 0)
+    for _ in range(3):
+        message = await subscription.receive(1)
+        assert message.age_bound_ms is None
+        assert not message.slow and not message.fast
+    assert subscription.statistics().age_unknown == 3
+
+
+@pytest.mark.integration
+async def test_an_aware_subscriber_learns_of_slow_messages_gaps_and_silence(lan):
+    client = await lan.client("ea")
+    await clocks_known(client)
+    qos = TopicQos(period_ms=50, deadline_ms=5_000)
+    subscription = await client.subscribe("door", qos, limit_ms=0.0001, allowance_ms=20, aware=True)
+    publisher = await client.publisher("door")
+    await publisher.publish(b"open")
+    event = await subscription.next_event(10)
+    assert isinstance(event, SlowMessage)
+    message = await subscription.receive(10)
+    assert message.slow and not message.fast
+    assert (event.publisher, event.sequence, event.age_bound_ms) == (
+        publisher.endpoint_id,
+        1,
+        message.age_bound_ms,
+    )
+    event = await subscription.next_event(10)
+    assert isinstance(event, MissedPeriod)
+    assert (event.publisher, event.sequence, event.allowed_ms) == (publisher.endpoint_id, 1, 70)
+    publisher.sequence += 3
+    await publisher.publish(b"shut")
+    gap = await subscription.next_event(10)
+    assert gap == Gap("door", publisher.endpoint_id, 2, 4)
+    await client.close()
+    left = [event async for event in subscription.events()]
+    assert all(isinstance(event, SlowMessage | MissedPeriod) for event in left)
+    with pytest.raises(ClosedError):
+        await subscription.next_event()
+
+
+@pytest.mark.integration
+async def test_a_publisher_that_leaves_is_not_waited_for(lan):
+    sender, receiver = await lan.client("ea"), await lan.client("ea2")
+    qos = TopicQos(period_ms=3_000, deadline_ms=5_000)
+    subscription = await receiver.subscribe("door", qos, allowance_ms=1, aware=True)
+    publishers = [await sender.publisher("door") for _ in range(2)]
+    for publisher in publishers:
+        await publisher.wait_for_subscribers(1, 10)
+        await publisher.publish(b"open")
+        await subscription.receive(10)
+    known = subscription._awareness._heard
+    assert known.keys() == {publisher.endpoint_id for publisher in publishers}
+    await publishers[0].close()
+    await eventually(lambda: publishers[0].endpoint_id not in known, "the overlay tells who has left")
+    event = await subscription.next_event(10)
+    assert isinstance(event, MissedPeriod)
+    assert event.publisher == publishers[1].endpoint_id
+
+
+@pytest.mark.integration
+async def test_the_limit_is_the_topics_deadline_unless_given(lan):
+    client = await lan.client("ea")
+    subscription = await client.subscribe("door", TopicQos(deadline_ms=250))
+    assert subscription.limit_ms == 250
+    assert (await client.subscribe("door", limit_ms=9)).limit_ms == 9
+    assert (await client.subscribe("bell")).limit_ms is None
+    with pytest.raises(ValueError, match="limit_ms is 0"):
+        await client.subscribe("door", limit_ms=0)
+    with pytest.raises(ClosedError, match="aware=True"):
+        await subscription.next_event()
+
+
+@pytest.mark.integration
+async def test_the_synchronous_client_is_told_too(lan):
+    locator = lan.edges["ea"].locator
+
+    def script():
+        with connect_synchronously(locator, drift_ppm=200) as client:
+            door = client.subscribe("door", limit_ms=0.0001, aware=True)
+            while True:
+                client.publish("door", b"open")
+                message = door.receive(5)
+                if message.age_bound_ms is not None:
+                    break
+            event = door.next_event(5)
+            with pytest.raises(TimeoutError):
+                door.next_event(0.01)
+        return message, event, list(door.events())
+
+    message, event, rest = await asyncio.to_thread(script)
+    assert message.slow
+    assert isinstance(event, SlowMessage)
+    assert event.sequence == message.sequence
+    assert rest == []
+    with pytest.raises(ValueError, match="drift_ppm is 0"):
+        await asyncio.to_thread(lambda: connect_synchronously(locator, drift_ppm=0).__enter__())
