@@ -46,8 +46,8 @@ _LINGER_S: Final = 1.0
 """How long a closing connection may take to hand its last bytes to the kernel."""
 _READ_REST_BYTES: Final = 256 * 1024
 _NOT_SENT_LOW_WATER_BYTES: Final = 32 * 1024
-_LAST_ACKNOWLEDGEMENT: Final = Struct("=56xI")
-"""Of Linux's tcp_info: milliseconds since the peer's kernel last acknowledged something."""
+_ACKNOWLEDGEMENTS: Final = Struct("=24xI28xI")
+"""Of Linux's tcp_info: segments the peer's kernel has not acknowledged, milliseconds since it last did."""
 
 
 class State(Enum):
@@ -367,10 +367,11 @@ class Connection(asyncio.Protocol):
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         if sock is None or not hasattr(socket, "TCP_INFO"):
             return False
-        (last_acknowledgement_ms,) = _LAST_ACKNOWLEDGEMENT.unpack(
-            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGEMENT.size)
+        unacknowledged, last_ms = _ACKNOWLEDGEMENTS.unpack(
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGEMENTS.size)
         )
-        return bool(last_acknowledgement_ms * MILLISECOND_NS <= liveness.silence_limit_ns)
+        # Where nothing is on its way, because we got no time to send, no acknowledgement is due.
+        return not unacknowledged or last_ms * MILLISECOND_NS <= liveness.silence_limit_ns
 
     def _flush(self) -> None:
         self._flush_scheduled = False
