@@ -15,6 +15,7 @@ from overlay.locator import Locator
 from runtime.process import wait_until
 from tests.topology.processes import descendants, state, wait_gone
 from topology.children import Child
+from topology.compose import broker_check, zookeeper_check
 from topology.errors import DriverError
 from topology.model import load_topology, parse_topology
 from topology.process_driver import ProcessDriver, running, unemulated
@@ -99,6 +100,12 @@ async def _obeys(driver: ProcessDriver) -> None:
     edge = await driver.status("a-1")
     assert edge["lan"] == "a" and edge["locator"].startswith("127.1.0.10:")
 
+    # The health checks of compose files, on the real things.
+    keeper, router = (Locator.parse(text) for text in (driver.zookeeper_hosts, driver.nodes["router-1"].http))
+    assert await _bash(zookeeper_check(keeper.host, keeper.port)) == 0
+    assert await _bash(broker_check(router.host, router.port)) == 0
+    assert await _bash(zookeeper_check(router.host, router.port)) != 0
+
     child = driver.nodes["router-1"].child
     assert child is not None
     driver.freeze("router-1")
@@ -111,6 +118,7 @@ async def _obeys(driver: ProcessDriver) -> None:
     await driver.kill("router-1")
     assert not driver.nodes["router-1"].is_alive
     assert "router-1" not in await driver.statuses()
+    assert await _bash(broker_check(router.host, router.port)) != 0
     with pytest.raises(DriverError, match="router-1 gives no status"):
         await driver.status("router-1")
     assert driver.died_unasked() == []
@@ -123,6 +131,11 @@ async def _obeys(driver: ProcessDriver) -> None:
     assert (await driver.wan_statistics("a")).unreadable == 0
     with pytest.raises(DriverError, match=r"there is no broker nobody: use one of router-1, a-1"):
         driver.freeze("nobody")
+
+
+async def _bash(line: str) -> int:
+    process = await asyncio.create_subprocess_exec("bash", "-c", line, stderr=asyncio.subprocess.DEVNULL)
+    return await asyncio.wait_for(process.wait(), 5.0)
 
 
 async def test_a_process_that_cannot_start_is_named_with_its_last_words(tmp_path: Path) -> None:
