@@ -1,11 +1,13 @@
 """The topologies that come with Isthmus hold what their descriptions say."""
 
+from pathlib import Path
+
 import pytest
 
 from topology.conditions import LinkConditions
 from topology.geography import fibre_delay_ms
 from topology.graph import routes, warnings
-from topology.model import library, load_topology
+from topology.model import library, load_topology, parse_topology
 
 GOOD = LinkConditions(delay_ms=30)
 BAD = LinkConditions(delay_ms=250, loss=0.01)
@@ -104,3 +106,11 @@ def test_star_8_joins_eight_lans() -> None:
     assert len(topology.subscribing_lans("alarm")) == 7 == len(topology.publishing_lans("status"))
     last = topology.lan("site-8").wan.ways
     assert last.out.rate_mbit == 2 and last.back.rate_mbit == 20 and last.out.burst == 3
+
+
+def test_the_example_of_the_docs_is_sound() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "topologies.md").read_text()
+    example = text.split("```yaml\n")[1].split("```")[0]
+    topology = parse_topology(example, "topologies.md")
+    assert warnings(topology) == []
+    assert topology.under("storm").conditions("office", "cloud-a") == LinkConditions(60, loss=0.05, burst=8)
