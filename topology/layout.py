@@ -70,10 +70,6 @@ class Box:
         over_y = (self.height + other.height) / 2 + gap - abs(self.y - other.y)
         return (over_x, over_y) if over_x > 0 and over_y > 0 else (0.0, 0.0)
 
-    def holds(self, x: float, y: float, margin: float) -> bool:
-        """Whether a point is inside, or closer than the margin."""
-        return abs(x - self.x) < self.width / 2 + margin and abs(y - self.y) < self.height / 2 + margin
-
     def border(self, towards_x: float, towards_y: float) -> tuple[float, float]:
         """Where a line from the middle to a point leaves the box."""
         run, rise = towards_x - self.x, towards_y - self.y
