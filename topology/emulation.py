@@ -1,12 +1,23 @@
-"""A network of namespaces with its emulated WAN, for as long as it is started."""
+"""A network of namespaces with its emulated WAN, for as long as it is started.
 
+    python -m topology.emulation [--delay-ms 30] [--jitter-ms 0] [--loss 0.01] [--burst 4] [--rate-mbit 10]
+
+emulates one link with these conditions both ways, measures it (`topology.calibration`) and prints the
+record as JSON; the exit status is 0 if it is what was asked for.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from topology.calibration import LOSS_PACKETS, Calibration, End, calibrate
 from topology.children import Child
-from topology.conditions import LinkConditions
+from topology.conditions import CONDITION_NAMES, LinkConditions
+from topology.errors import TopologyError
 from topology.ferry import lag_reason
 from topology.namespaces import Namespaces, require_available, sweep
 from topology.network import (
@@ -136,3 +147,31 @@ async def calibrate_conditions(
         "late_p99_ms": statistics["late_p99_ms"],
         "late_max_ms": statistics["late_max_ms"],
     }
+
+
+def main() -> None:
+    """Calibrate one link."""
+    parser = argparse.ArgumentParser(prog="emulation")
+    for name in CONDITION_NAMES:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=float, default=getattr(LinkConditions(), name)
+        )
+    parser.add_argument("--packets", type=int, default=LOSS_PACKETS)
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    try:
+        conditions = LinkConditions(**{name: getattr(arguments, name) for name in CONDITION_NAMES})
+        with tempfile.TemporaryDirectory() as directory:
+            record = asyncio.run(
+                calibrate_conditions(
+                    conditions, directory=Path(directory), packets=arguments.packets, seed=arguments.seed
+                )
+            )
+    except TopologyError as error:
+        parser.error(str(error))
+    print(json.dumps({"conditions": conditions.describe(), **record}, indent=1))
+    raise SystemExit(0 if record["ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()
