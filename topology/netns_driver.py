@@ -35,7 +35,7 @@ from topology.errors import DriverError
 from topology.gateway import GatewayStatistics, Way
 from topology.model import Topology
 from topology.namespaces import enter, open_socket
-from topology.network import CLOUD, lan_host, read_network
+from topology.network import lan_host, read_network
 from topology.process_driver import SESSION_TIMEOUT_S, Node, ProcessDriver, Say, ignore
 
 
@@ -52,7 +52,7 @@ class NetnsDriver(ProcessDriver):
     ) -> None:
         super().__init__(topology, session_timeout_s=session_timeout_s, directory=directory, say=say)
         plan = read_network(topology)
-        address = plan.host(lan_host(CLOUD)).address
+        address = plan.host(plan.zookeeper).address
         # What ZooKeeper says is no frame of ours.
         self.network = EmulatedNetwork(plan, self.directory, untapped=[address])
         self.calibration: Calibration | None = None
@@ -130,9 +130,10 @@ class NetnsDriver(ProcessDriver):
             f"their names begin with {self.network.namespaces.name('')}"
         )
         await self._calibrate()
-        cloud = self.network.path(lan_host(CLOUD))
-        # A thread in the cloud's namespace: what it starts, and the sockets it opens, are there.
-        self._zookeeper_threads = ThreadPoolExecutor(1, initializer=enter, initargs=(cloud,))
+        # A thread in ZooKeeper's namespace: what it starts, and the sockets it opens, are there.
+        self._zookeeper_threads = ThreadPoolExecutor(
+            1, initializer=enter, initargs=(self.network.path(self.network.plan.zookeeper),)
+        )
         await self._start_zookeeper()
 
     async def _calibrate(self) -> None:
@@ -163,27 +164,26 @@ class NetnsDriver(ProcessDriver):
 
     def _plan(self) -> None:
         plan = self.network.plan
-        lans = [lan.name for lan in self.topology.lans]
         for router in self.topology.routers:
-            arguments = ("--insecure", *self._patience(lans), "--host-label", router.host)
+            arguments = ("--insecure", *self._patience(router.name), "--host-label", router.host)
             address = plan.host(router.name).address
             self.nodes[router.name] = Node(router.name, "router", "", address, arguments)
         for lan in self.topology.lans:
-            arguments = ("--insecure", *self._patience([lan.name]), "--lan", lan.name)
             for edge in lan.edges:
+                arguments = ("--insecure", *self._patience(edge), "--lan", lan.name)
                 self.nodes[edge] = Node(edge, "edge", lan.name, plan.host(edge).address, arguments)
 
-    def _patience(self, lans: Iterable[str]) -> tuple[str, ...]:
-        """How much silence brokers bear that are as far apart as these LANs and the cloud.
+    def _patience(self, broker: str) -> tuple[str, ...]:
+        """How much silence a broker has to bear, as far away as others are from it.
 
         Brokers measure the round trip and adapt, but on a long link the first answer comes only after
         the silence that they bear by default.
         """
-        slowest = {
-            (link.source, link.target): link.conditions.delay_ms + link.conditions.jitter_ms
-            for link in self.network.plan.links
-        }
-        round_trip_ms = max(slowest[lan, CLOUD] + slowest[CLOUD, lan] for lan in lans)
+        plan = self.network.plan
+        routers = {router.name for router in self.topology.routers}
+        others = {host.name for host in plan.hosts if not host.is_switch} if broker in routers else routers
+        here = plan.host(broker).site
+        round_trip_ms = max(plan.round_trip_ms(here, plan.host(other).site) for other in others)
         default_ms = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
         if round_trip_ms <= default_ms / 2:
             return ()

@@ -60,6 +60,8 @@ class NetworkPlan:
 
     hosts: tuple[Host, ...]
     links: tuple[Link, ...]
+    zookeeper: str = ""
+    """The host of all its servers."""
 
     def host(self, name: str) -> Host:
         """The host of this name."""
@@ -76,6 +78,14 @@ class NetworkPlan:
     def at(self, address: str) -> Host:
         """The host with this address."""
         return next(host for host in self.hosts if host.address == address)
+
+    def round_trip_ms(self, a: str, b: str) -> float:
+        """The longest a packet takes there and back between two sites; 0 within one."""
+        return sum(
+            link.conditions.delay_ms + link.conditions.jitter_ms
+            for link in self.links
+            if {link.source, link.target} == {a, b}
+        )
 
     def on_wan(self, site: str) -> Host:
         """A host of this site that is on the WAN."""
@@ -115,7 +125,7 @@ def read_network(topology: Topology) -> NetworkPlan:
         links += [Link(name, CLOUD, way), Link(CLOUD, name, way)]
     for (a, way_a), (b, way_b) in itertools.permutations(ways.items(), 2):
         links.append(Link(a, b, in_series(way_a, way_b)))
-    return NetworkPlan(tuple(hosts), tuple(links))
+    return NetworkPlan(tuple(hosts), tuple(links), lan_host(CLOUD))
 
 
 def lan_host(site: str) -> str:
