@@ -21,11 +21,29 @@ LOG_TAIL_MAX_BYTES: Final = 64 * 1024
 EVENTS_MAX: Final = 1_000
 
 
+def child_environment() -> dict[str, str]:
+    """The environment of every process of the testbed: ours, without settings meant for one broker."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
+    # The sources may be a checkout that is not installed, and the working directory is another one.
+    sources = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sources))
+    return environment
+
+
 class Child:
     """One process. Ends with the testbed at the latest, however the testbed ends."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        directory: Path,
+        namespace: Path | None = None,
+    ) -> None:
+        """With `namespace`, the file of a network namespace, the process lives in that."""
         self.name = name
+        self._place = ("--namespace", str(namespace)) if namespace is not None else ()
         self.log_path = directory / f"{name}.log"
         self._module = module
         self._arguments = list(arguments)
@@ -39,19 +57,15 @@ class Child:
 
     async def start(self) -> None:
         """Start the process; what it logs is appended to its log."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
-        # The sources may be a checkout that is not installed, and the working directory is another one.
-        sources = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sources))
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "topology.launcher", str(os.getpid()), self._module),
+                *(sys.executable, "-m", "topology.launcher", str(os.getpid()), *self._place, self._module),
                 *self._arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 cwd=self._directory,
-                env=environment,
+                env=child_environment(),
                 # Ctrl-C reaches every process of the terminal's group; these end when we say so.
                 start_new_session=True,
                 limit=LINE_MAX_BYTES,

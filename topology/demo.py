@@ -119,11 +119,16 @@ def check_topology(topology: Topology) -> None:
 
 
 async def run_demo(
-    topology: Topology, *, seconds: float, observer: Observer, keep: bool = False
+    topology: Topology,
+    *,
+    seconds: float,
+    observer: Observer,
+    keep: bool = False,
+    kind: type[ProcessDriver] = ProcessDriver,
 ) -> DemoResult:
     """Play the scenario. Raises TopologyError or CoordinationError if it cannot be played to its end."""
     check_topology(topology)
-    async with running(topology, keep=keep, say=observer.say) as driver:
+    async with running(topology, keep=keep, say=observer.say, kind=kind) as driver:
         result = await _Scenario(driver, observer, seconds).run()
         driver.keeps_directory |= not result.ok
         return result
@@ -300,6 +305,9 @@ class _Scenario:
             local_stays_local(self._topology, results.topic_ids, passed),
             nothing_else_died(self._driver.died_unasked()),
         ]
+        wan = await self._driver.check_wan()
+        if wan is not None:
+            self._promises.append(Promise("the WAN was emulated in time", *wan))
         return DemoResult(
             topology=self._topology.name,
             seconds=seconds,

@@ -113,7 +113,7 @@ class LoadRunner:
         driver = self._driver
         edges = [f"{node.name}={node.locator}" for node in driver.nodes.values() if node.lan == lan]
         files = [str(driver.directory / "topology.yaml"), lan, str(driver.directory / f"results-{lan}.json")]
-        self._children[lan] = await driver.start_helper(f"load-{lan}", "topology.load", [*files, *edges])
+        self._children[lan] = await driver.start_helper(f"load-{lan}", "topology.load", [*files, *edges], lan)
 
     async def _all(self, event: str, timeout_s: float) -> list[dict[str, Any]]:
         return list(

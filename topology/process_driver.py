@@ -17,10 +17,13 @@ No process outlives the testbed, see `topology.launcher`.
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +31,7 @@ from typing import Any, Final
 import aiohttp
 
 from coordinator import EmbeddedZooKeeper
-from topology.children import Child
+from topology.children import Child, child_environment
 from topology.errors import DriverError
 from topology.gateway import GatewayStatistics, Way
 from topology.model import Topology
@@ -37,6 +40,7 @@ START_TIMEOUT_S: Final = 30.0
 READY_TIMEOUT_S: Final = 20.0
 STATUS_TIMEOUT_S: Final = 2.0
 COMMAND_TIMEOUT_S: Final = 5.0
+EXECUTE_TIMEOUT_S: Final = 30.0
 READY_POLL_S: Final = 0.05
 SESSION_TIMEOUT_S: Final = 4.0
 DIRECTORY_PREFIX: Final = "isthmus-testbed-"
@@ -68,7 +72,7 @@ class Node:
         return self.child is not None and self.child.is_alive
 
 
-def _quiet(_: str) -> None:
+def ignore(_: str) -> None:
     """Nobody listens."""
 
 
@@ -81,7 +85,7 @@ class ProcessDriver:
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         directory: Path | None = None,
-        say: Say = _quiet,
+        say: Say = ignore,
     ) -> None:
         self.topology = topology
         self.session_timeout_s = session_timeout_s
@@ -94,6 +98,8 @@ class ProcessDriver:
         self._zookeeper = EmbeddedZooKeeper(
             topology.zookeeper_servers, self.directory / "zookeeper", force_sync=False
         )
+        self._zookeeper_threads: Executor | None = None
+        """Where calls that start a server run; None: any thread."""
         self._hosts = ""
         self._gateways: dict[str, Child] = {}
         self._proxies: dict[str, str] = {}
@@ -105,10 +111,10 @@ class ProcessDriver:
     async def start(self) -> None:
         """Start everything; returns when all processes serve. Raises DriverError or CoordinationError."""
         (self.directory / "topology.yaml").write_text(self.topology.text, encoding="utf-8")
-        if left_out := unemulated(self.topology):
-            self._say(f"left out, because this testbed has no packets to lose: {'; '.join(left_out)}")
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=STATUS_TIMEOUT_S))
-        await _all(self._start_zookeeper(), *(self.start_gateway(lan.name) for lan in self.topology.lans))
+        self._http = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=STATUS_TIMEOUT_S), connector=self._connector()
+        )
+        await self._start_ground()
         self._plan()
         await _all(*(self.start_node(name) for name in self.nodes))
 
@@ -116,10 +122,10 @@ class ProcessDriver:
         """End everything; returns when nothing runs any more."""
         children = [*self._helpers, *(node.child for node in self.nodes.values() if node.child is not None)]
         await asyncio.gather(*(child.stop() for child in children))
-        await asyncio.gather(*(gateway.stop() for gateway in self._gateways.values()))
         if self._http is not None:
             await self._http.close()
         await asyncio.to_thread(self._zookeeper.stop)
+        await self._stop_wan()
 
     async def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every broker is ready and one routing broker leads."""
@@ -159,6 +165,7 @@ class ProcessDriver:
                 *node.arguments,
             ],
             self.directory,
+            self._namespace(name),
         )
         await child.start()
         where = await child.next_event(timeout_s)
@@ -222,7 +229,7 @@ class ProcessDriver:
 
     def died_unasked(self) -> list[str]:
         """Processes that ended although nobody made them."""
-        children = [*self._helpers, *self._gateways.values()]
+        children = [*self._helpers, *self._wan_processes()]
         children += [node.child for node in self.nodes.values() if node.child is not None]
         dead = [child.name for child in children if child.died_unasked]
         dead += [f"zookeeper-{m.index + 1}" for m in self._zookeeper.members if not m.alive]
@@ -250,12 +257,74 @@ class ProcessDriver:
 
     # Helpers of others
 
-    async def start_helper(self, name: str, module: str, arguments: list[str]) -> Child:
-        """Start another process of ours that ends with the testbed."""
-        child = Child(name, module, arguments, self.directory)
+    async def start_helper(self, name: str, module: str, arguments: list[str], lan: str) -> Child:
+        """Start another process of ours, among the clients of a LAN, that ends with the testbed."""
+        child = Child(name, module, arguments, self.directory, self._clients_namespace(lan))
         self._helpers.append(child)
         await child.start()
         return child
+
+    async def execute(
+        self, place: str, *command: str, timeout_s: float = EXECUTE_TIMEOUT_S
+    ) -> tuple[int, str]:
+        """Run a program where a broker is, or where the clients of a LAN are; gives its status and output."""
+        if place in self.nodes:
+            namespace = self._namespace(place)
+        elif any(place == lan.name for lan in self.topology.lans):
+            namespace = self._clients_namespace(place)
+        else:
+            known = [*self.nodes, *(lan.name for lan in self.topology.lans)]
+            raise DriverError(f"there is no broker or LAN {place}: use one of {', '.join(known)}")
+        where = ("--namespace", str(namespace)) if namespace is not None else ()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "topology.launcher", str(os.getpid()), *where, "--command", *command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=self.directory,
+            env=child_environment(),
+            start_new_session=True,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+        except TimeoutError:
+            raise DriverError(f"{' '.join(command)} at {place} took longer than {timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode is not None
+        return process.returncode, output.decode(errors="replace")
+
+    # What another driver does differently
+
+    def _connector(self) -> aiohttp.TCPConnector:
+        """Opens the connections to the brokers' HTTP."""
+        return aiohttp.TCPConnector()
+
+    def _namespace(self, broker: str) -> Path | None:
+        """The network namespace of a broker; None: the machine's."""
+        return None
+
+    def _clients_namespace(self, lan: str) -> Path | None:
+        """The network namespace of a LAN's clients; None: the machine's."""
+        return None
+
+    async def _start_ground(self) -> None:
+        """Start what brokers stand on: ZooKeeper and the WAN."""
+        if left_out := unemulated(self.topology):
+            self._say(f"left out, because this testbed has no packets to lose: {'; '.join(left_out)}")
+        await _all(self._start_zookeeper(), *(self.start_gateway(lan.name) for lan in self.topology.lans))
+
+    async def _stop_wan(self) -> None:
+        await asyncio.gather(*(gateway.stop() for gateway in self._gateways.values()))
+
+    def _wan_processes(self) -> list[Child]:
+        return list(self._gateways.values())
+
+    async def check_wan(self) -> tuple[bool, str] | None:
+        """Whether the WAN was what it claims to be, and a word on it; None if that is not watched."""
+        return None
 
     # Details
 
@@ -266,7 +335,9 @@ class ProcessDriver:
         return node.child
 
     async def _start_zookeeper(self) -> None:
-        starting = asyncio.ensure_future(asyncio.to_thread(self._zookeeper.start, START_TIMEOUT_S))
+        starting = asyncio.get_running_loop().run_in_executor(
+            self._zookeeper_threads, self._zookeeper.start, START_TIMEOUT_S
+        )
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -336,10 +407,10 @@ async def _all(*work: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    topology: Topology, *, keep: bool = False, say: Say = _quiet
+    topology: Topology, *, keep: bool = False, say: Say = ignore, kind: type[ProcessDriver] = ProcessDriver
 ) -> AsyncIterator[ProcessDriver]:
     """A testbed for as long as the block lasts. Its directory stays if the block fails or `keep` is set."""
-    driver = ProcessDriver(topology, say=say)
+    driver = kind(topology, say=say)
     driver.keeps_directory = keep
     try:
         await driver.start()

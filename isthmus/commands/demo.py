@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -18,8 +18,11 @@ from isthmus.commands.up import open_console
 from topology.demo import DemoResult, Observer, run_demo
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
+from topology.netns_driver import NetnsDriver
+from topology.process_driver import ProcessDriver
 
 _SECONDS = 15.0
+_DRIVERS: Final[dict[str, type[ProcessDriver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
 
 
 class _Narrator(Observer):
@@ -69,7 +72,14 @@ class _Narrator(Observer):
     help="Write the result as JSON.",
 )
 @click.option("--keep", is_flag=True, help="Keep logs and records of the run.")
-def demo(topology: str, seconds: float, json_file: Path | None, keep: bool) -> None:
+@click.option(
+    "--driver",
+    type=click.Choice(list(_DRIVERS)),
+    default="process",
+    show_default=True,
+    help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
+)
+def demo(topology: str, seconds: float, json_file: Path | None, keep: bool, driver: str) -> None:
     """Watch TOPOLOGY survive the death of its leader and of a primary.
 
     TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`.
@@ -84,7 +94,7 @@ def demo(topology: str, seconds: float, json_file: Path | None, keep: bool) -> N
     try:
         described = load_topology(topology)
         _introduce(console, described)
-        result = asyncio.run(_play(console, described, seconds, keep))
+        result = asyncio.run(_play(console, described, seconds, keep, _DRIVERS[driver]))
     except (TopologyError, CoordinationError) as error:
         _write(json_file, {"ok": False, "error": str(error), "topics": []})
         raise click.ClickException(str(error)) from error
@@ -97,13 +107,15 @@ def demo(topology: str, seconds: float, json_file: Path | None, keep: bool) -> N
         raise SystemExit(1)
 
 
-async def _play(console: Console, topology: Topology, seconds: float, keep: bool) -> DemoResult:
+async def _play(
+    console: Console, topology: Topology, seconds: float, keep: bool, kind: type[ProcessDriver]
+) -> DemoResult:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     narrator = _Narrator(console)
     with narrator.spinner():
-        return await run_demo(topology, seconds=seconds, observer=narrator, keep=keep)
+        return await run_demo(topology, seconds=seconds, observer=narrator, keep=keep, kind=kind)
 
 
 def _introduce(console: Console, topology: Topology) -> None:

@@ -1,0 +1,45 @@
+"""A topology as hosts, addresses and links."""
+
+import pytest
+
+from topology.conditions import LinkConditions
+from topology.errors import DriverError
+from topology.model import load_topology, parse_topology
+from topology.network import CLOUD, in_series, lan_host, read_network
+
+
+def test_two_lans() -> None:
+    plan = read_network(load_topology("two-lans"))
+    assert plan.host("plant-1").address == "198.18.1.10"
+    assert plan.host("office-1").address == "198.18.2.10"
+    assert plan.host("router-3").address == "198.18.100.12"
+    assert plan.at("198.18.100.1").name == lan_host(CLOUD)
+    assert len({host.address for host in plan.hosts}) == len(plan.hosts) == 9
+    on_wan = {host.name for host in plan.hosts if host.has_wan}
+    assert {host.name for host in plan.hosts} - on_wan == {lan_host("plant"), lan_host("office")}
+    delays = {(link.source, link.target): link.conditions.delay_ms for link in plan.links}
+    assert delays == {
+        ("plant", CLOUD): 10,
+        (CLOUD, "plant"): 10,
+        ("office", CLOUD): 5,
+        (CLOUD, "office"): 5,
+        ("plant", "office"): 15,
+        ("office", "plant"): 15,
+    }
+    assert plan.round_trip_ms("plant", CLOUD) == 20 and plan.round_trip_ms(CLOUD, CLOUD) == 0
+    with pytest.raises(DriverError, match=r"there is no host nobody: use one of lan\.cloud, router-1"):
+        plan.host("nobody")
+
+
+def test_a_lan_must_not_be_called_as_the_cloud_is() -> None:
+    with pytest.raises(DriverError, match=r"a LAN is called cloud.*rename it"):
+        read_network(parse_topology("lans: {cloud: {edges: 1}}\nrouters: 1\n"))
+
+
+def test_links_in_series() -> None:
+    first = LinkConditions(delay_ms=30, jitter_ms=2, loss=0.1, rate_mbit=10)
+    second = LinkConditions(delay_ms=250, jitter_ms=1, loss=0.2, burst=4)
+    both = in_series(first, second)
+    assert (both.delay_ms, both.jitter_ms, both.burst, both.rate_mbit) == (280, 3, 4, 10)
+    assert both.loss == pytest.approx(1 - 0.9 * 0.8)
+    assert in_series(LinkConditions(), LinkConditions()).is_perfect

@@ -1,0 +1,177 @@
+"""A network of namespaces with its emulated WAN, for as long as it is started.
+
+    python -m topology.emulation [--delay-ms 30] [--jitter-ms 0] [--loss 0.01] [--burst 4] [--rate-mbit 10]
+
+emulates one link with these conditions both ways, measures it (`topology.calibration`) and prints the
+record as JSON; the exit status is 0 if it is what was asked for.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from topology.calibration import LOSS_PACKETS, Calibration, End, calibrate
+from topology.children import Child
+from topology.conditions import CONDITION_NAMES, LinkConditions
+from topology.errors import TopologyError
+from topology.ferry import lag_reason
+from topology.namespaces import Namespaces, require_available, sweep
+from topology.network import (
+    Host,
+    Link,
+    NetworkPlan,
+    ferry_specification,
+    lay_out,
+    write_specification,
+)
+from topology.wan_control import ask
+
+START_TIMEOUT_S: Final = 20.0
+SEED: Final = 1
+
+
+class EmulatedNetwork:
+    """Namespaces, switches, cables and the ferry. `stop` also after a `start` that failed."""
+
+    def __init__(
+        self, plan: NetworkPlan, directory: Path, *, seed: int = SEED, untapped: Iterable[str] = ()
+    ) -> None:
+        """`directory` takes the ferry's log; messages from and to `untapped` addresses are not counted."""
+        self.plan = plan
+        self.seed = seed
+        self.namespaces = Namespaces()
+        self.swept: list[str] = []
+        """Runs of killed runners whose leftovers were removed at the start."""
+        self._directory = directory
+        self._untapped = tuple(untapped)
+        self._ferry: Child | None = None
+
+    async def start(self) -> None:
+        """Make everything; returns when packets are carried. Raises DriverError."""
+        require_available()
+        self.swept = sweep()
+        self.namespaces.claim(directory=str(self._directory))
+        lay_out(self.plan, self.namespaces)
+        specification = self._directory / "wan.json"
+        write_specification(
+            specification, ferry_specification(self.plan, self.namespaces, self.seed, self._untapped)
+        )
+        self._ferry = Child("wan", "topology.ferry", [str(specification)], self._directory)
+        await self._ferry.start()
+        await self._ferry.wait_for("serving", START_TIMEOUT_S)
+
+    async def stop(self) -> None:
+        """Remove everything. Processes inside must have ended."""
+        if self._ferry is not None:
+            await self._ferry.stop()
+        self.namespaces.remove_all()
+
+    @property
+    def ferry(self) -> Child | None:
+        """The process that carries packets."""
+        return self._ferry
+
+    def path(self, host: str) -> Path:
+        """The namespace of a host."""
+        return self.namespaces.path(self.plan.host(host).name)
+
+    # The WAN
+
+    async def change(self, a: str, b: str, *, one_way: bool = False, **changes: Any) -> dict[str, Any]:
+        """Change conditions between two sites; gives those that hold now."""
+        return await ask(self.namespaces.control, "link", a=a, b=b, one_way=one_way, changes=changes)
+
+    async def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Let nothing through between two sites."""
+        await ask(self.namespaces.control, "cut", a=a, b=b, one_way=one_way)
+
+    async def heal(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Let everything through again."""
+        await ask(self.namespaces.control, "heal", a=a, b=b, one_way=one_way)
+
+    async def statistics(self) -> dict[str, Any]:
+        """What has been carried, and how well; `invalid` says why the run is, or is None."""
+        found = await ask(self.namespaces.control, "statistics")
+        return {**found, "invalid": lag_reason(found)}
+
+    async def calibrate(
+        self, *, packets: int = LOSS_PACKETS, links: Iterable[Link] | None = None
+    ) -> Calibration:
+        """Measure whether the WAN does what it was told; nothing else may use it meanwhile."""
+        ends = {}
+        for site in {link.source for link in self.plan.links}:
+            host = self.plan.on_wan(site)
+            ends[site] = End(self.path(host.name), host.address)
+        chosen = None if links is None else tuple(links)
+        return await calibrate(self.plan, ends, packets=packets, links=chosen)
+
+
+def two_sites(there: LinkConditions, back: LinkConditions) -> NetworkPlan:
+    """The smallest network: a host at each end of one link, to measure conditions by themselves."""
+    hosts = tuple(
+        Host(site, site, f"198.18.{number}.1", is_switch=True, has_wan=True)
+        for number, site in enumerate(("a", "b"), 1)
+    )
+    return NetworkPlan(hosts, (Link("a", "b", there), Link("b", "a", back)))
+
+
+async def calibrate_conditions(
+    there: LinkConditions,
+    back: LinkConditions | None = None,
+    *,
+    directory: Path,
+    packets: int = LOSS_PACKETS,
+    seed: int = SEED,
+) -> dict[str, Any]:
+    """Emulate one link and measure it; a JSON-able record. `back` is as `there` if not given.
+
+    The ferry's own lag is part of the verdict: what it could not carry in time was not measured.
+    """
+    network = EmulatedNetwork(two_sites(there, there if back is None else back), directory, seed=seed)
+    try:
+        await network.start()
+        calibration = await network.calibrate(packets=packets)
+        statistics = await network.statistics()
+    finally:
+        await network.stop()
+    record = calibration.to_record()
+    return {
+        **record,
+        "ok": calibration.ok and statistics["invalid"] is None,
+        "invalid": statistics["invalid"],
+        "forwarded": statistics["forwarded"],
+        "late_p99_ms": statistics["late_p99_ms"],
+        "late_max_ms": statistics["late_max_ms"],
+    }
+
+
+def main() -> None:
+    """Calibrate one link."""
+    parser = argparse.ArgumentParser(prog="emulation")
+    for name in CONDITION_NAMES:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=float, default=getattr(LinkConditions(), name)
+        )
+    parser.add_argument("--packets", type=int, default=LOSS_PACKETS)
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    try:
+        conditions = LinkConditions(**{name: getattr(arguments, name) for name in CONDITION_NAMES})
+        with tempfile.TemporaryDirectory() as directory:
+            record = asyncio.run(
+                calibrate_conditions(
+                    conditions, directory=Path(directory), packets=arguments.packets, seed=arguments.seed
+                )
+            )
+    except TopologyError as error:
+        parser.error(str(error))
+    print(json.dumps({"conditions": conditions.describe(), **record}, indent=1))
+    raise SystemExit(0 if record["ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Network namespaces of a testbed: made, entered, and removed, also after their runner was killed.
+
+A run claims a name by a locked file, `STATE_DIRECTORY/<run>.json`, before it makes anything, and every
+namespace it makes is called `isthmus-<run>-<host>`. All else (interfaces, bridges, routes) lives inside
+these namespaces and goes with them. The kernel frees the lock however the runner dies, so a file whose
+lock is free marks leftovers, and the name in it says exactly which namespaces they are. `sweep`
+removes those and nothing else; a namespace without such a file is somebody else's.
+
+The lock, not a pid, tells the dead from the living: pids are reused.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from topology.errors import DriverError
+
+NAME_PREFIX: Final = "isthmus-"
+NAMESPACES_DIRECTORY: Final = Path("/run/netns")
+STATE_DIRECTORY: Final = Path("/run/isthmus-testbeds")
+IP_TIMEOUT_S: Final = 20.0
+TUN_DEVICE: Final = Path("/dev/net/tun")
+
+_CLONE_NEWNET: Final = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def why_unavailable() -> str | None:
+    """Why namespaces cannot be used here, for people; None if they can."""
+    if os.uname().sysname != "Linux":
+        return "network namespaces need Linux"
+    if shutil.which("ip") is None:
+        return "the command ip is missing: install iproute2"
+    if not TUN_DEVICE.exists():
+        return f"{TUN_DEVICE} is missing: load the kernel module tun"
+    found: list[int] = []
+
+    def try_it() -> None:
+        # The thread ends with its namespace; no other thread is moved.
+        found.append(ctypes.get_errno() if _libc.unshare(_CLONE_NEWNET) else 0)
+
+    thread = threading.Thread(target=try_it)
+    thread.start()
+    thread.join()
+    if found[0]:
+        return f"a network namespace cannot be made ({os.strerror(found[0])}): run as root"
+    return None
+
+
+def require_available() -> None:
+    """Raise DriverError where namespaces cannot be used."""
+    if reason := why_unavailable():
+        raise DriverError(f"the netns testbed cannot run here: {reason}, or use the process testbed")
+
+
+def enter(path: Path) -> None:
+    """Move the calling thread, and what it starts from now on, into a namespace."""
+    with path.open("rb") as file:
+        _set_namespace(file.fileno(), str(path))
+
+
+@contextlib.contextmanager
+def inside(path: Path) -> Iterator[None]:
+    """Be in a namespace for a block of code without `await`: only sockets opened there stay in it."""
+    with Path("/proc/thread-self/ns/net").open("rb") as home:
+        enter(path)
+        try:
+            yield
+        finally:
+            _set_namespace(home.fileno(), "the namespace we came from")
+
+
+def open_socket(path: Path, family: int, kind: int, protocol: int = 0) -> socket.socket:
+    """A socket that belongs to a namespace, wherever it is used."""
+    with inside(path):
+        return socket.socket(family, kind, protocol)
+
+
+def run_ip(*arguments: str, batch: Sequence[str] = ()) -> str:
+    """Run `ip`; with `batch`, these commands at once. Raises DriverError with what `ip` says."""
+    command = ["ip", *arguments, *(("-batch", "-") if batch else ())]
+    try:
+        done = subprocess.run(
+            command,
+            input="\n".join(batch),
+            capture_output=True,
+            text=True,
+            timeout=IP_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DriverError(f"{' '.join(command)} did not work: {error}") from error
+    if done.returncode:
+        raise DriverError(f"{' '.join(command)} failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+class Namespaces:
+    """The namespaces of one run."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        """Names this run; empty while nothing is claimed."""
+        self._state: IO[str] | None = None
+
+    def claim(self, **facts: Any) -> None:
+        """Take a name for this run; `facts` are for whoever looks for running testbeds."""
+        assert self._state is None
+        STATE_DIRECTORY.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run = f"{os.getpid()}-{secrets.token_hex(3)}"
+        # Locked before it gets its name, so that nobody sees it without a lock.
+        draft = STATE_DIRECTORY / f".{run}"
+        self._state = draft.open("w")
+        try:
+            fcntl.flock(self._state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            json.dump({"run": run, "pid": os.getpid(), "control": str(_control(run)), **facts}, self._state)
+            self._state.flush()
+            draft.replace(STATE_DIRECTORY / f"{run}.json")
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            self._state.close()
+            self._state = None
+            raise
+        self.run = run
+
+    @property
+    def control(self) -> Path:
+        """Where the WAN of this run takes commands."""
+        return _control(self.run)
+
+    def path(self, host: str) -> Path:
+        """The file that stands for the namespace of a host."""
+        return NAMESPACES_DIRECTORY / self.name(host)
+
+    def name(self, host: str) -> str:
+        """The name of a host's namespace, as `ip netns exec` wants it."""
+        return f"{NAME_PREFIX}{self.run}-{host}"
+
+    def add(self, host: str) -> None:
+        """Make a namespace with nothing but its loopback. Hosts in it do not forward and speak IPv4 only."""
+        run_ip("netns", "add", self.name(host))
+        run_ip("-n", self.name(host), "link", "set", "lo", "up")
+        with inside(self.path(host)):
+            for setting, value in (
+                ("ipv4/ip_forward", "0"),
+                ("ipv6/conf/all/disable_ipv6", "1"),
+                ("ipv6/conf/default/disable_ipv6", "1"),
+            ):
+                # A kernel without IPv6 has nothing to switch off.
+                with contextlib.suppress(FileNotFoundError):
+                    Path("/proc/sys/net", setting).write_text(value)
+
+    def remove_all(self) -> None:
+        """Remove every namespace of this run, and the claim."""
+        if self._state is None:
+            return
+        _remove(self.run)
+        (STATE_DIRECTORY / f"{self.run}.json").unlink(missing_ok=True)
+        self._state.close()
+        self._state = None
+        self.run = ""
+
+
+def sweep() -> list[str]:
+    """Remove what killed runners left; gives the names of their runs."""
+    swept = []
+    for state in sorted(STATE_DIRECTORY.glob("*.json")):
+        try:
+            with state.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The file's name is the run; its content may be cut short.
+                _remove(state.stem)
+                state.unlink(missing_ok=True)
+                swept.append(state.stem)
+        except (BlockingIOError, FileNotFoundError):
+            # Its runner lives, or removed it under our eyes.
+            continue
+    return swept
+
+
+def running_testbeds() -> list[dict[str, Any]]:
+    """The facts about every testbed of this machine whose runner lives."""
+    found = []
+    for state in sorted(STATE_DIRECTORY.glob("*.json")):
+        with contextlib.suppress(FileNotFoundError), state.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(json.load(file))
+    return found
+
+
+def names_of(run: str) -> list[str]:
+    """The namespaces of a run that exist."""
+    prefix = f"{NAME_PREFIX}{run}-"
+    if not run or not NAMESPACES_DIRECTORY.is_dir():
+        return []
+    return sorted(path.name for path in NAMESPACES_DIRECTORY.iterdir() if path.name.startswith(prefix))
+
+
+def _control(run: str) -> Path:
+    return STATE_DIRECTORY / f"{run}.sock"
+
+
+def _remove(run: str) -> None:
+    _control(run).unlink(missing_ok=True)
+    names = names_of(run)
+    if names:
+        run_ip(batch=[f"netns del {name}" for name in names])
+
+
+def _set_namespace(descriptor: int, name: str) -> None:
+    if _libc.setns(descriptor, _CLONE_NEWNET):
+        raise DriverError(f"cannot enter {name}: {os.strerror(ctypes.get_errno())}")

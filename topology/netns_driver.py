@@ -1,0 +1,211 @@
+"""Runs a topology in network namespaces: a namespace per broker, one per LAN, an emulated WAN between.
+
+Where who is: `topology.network`. What the WAN does to packets: `topology.lane`. Brokers, clients and
+ZooKeeper are the same processes as in the process testbed, in other places. ZooKeeper is in the cloud,
+so edges reach it across the WAN too. Needs root.
+
+Before any broker starts, the round trip of every link is measured, and a WAN that is not what was
+asked for ends the start. At the end `check_wan` says whether packets were carried in time; its
+figures are left in `wan-statistics.json` beside the logs.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from coordinator import EmbeddedZooKeeper
+from overlay.limits import (
+    HEARTBEAT_INTERVAL_NS,
+    HEARTBEAT_SILENCE_INTERVALS,
+    HEARTBEAT_SILENCE_NS,
+    MILLISECOND_NS,
+)
+from topology.calibration import Calibration
+from topology.children import Child
+from topology.emulation import EmulatedNetwork
+from topology.errors import DriverError
+from topology.gateway import GatewayStatistics, Way
+from topology.model import Topology
+from topology.namespaces import enter, open_socket
+from topology.network import lan_host, read_network
+from topology.process_driver import SESSION_TIMEOUT_S, Node, ProcessDriver, Say, ignore
+
+
+class NetnsDriver(ProcessDriver):
+    """A running topology in namespaces. Use `running(..., kind=NetnsDriver)`."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        directory: Path | None = None,
+        say: Say = ignore,
+    ) -> None:
+        super().__init__(topology, session_timeout_s=session_timeout_s, directory=directory, say=say)
+        plan = read_network(topology)
+        address = plan.host(plan.zookeeper).address
+        # What ZooKeeper says is no frame of ours.
+        self.network = EmulatedNetwork(plan, self.directory, untapped=[address])
+        self.calibration: Calibration | None = None
+        """Of the round trips, from the start."""
+        self._zookeeper = EmbeddedZooKeeper(
+            topology.zookeeper_servers, self.directory / "zookeeper", host=address, force_sync=False
+        )
+
+    # The WAN
+
+    async def cut(self, lan: str, ways: Iterable[Way] = tuple(Way)) -> None:
+        """Cut a LAN off from all other sites."""
+        for source, target in self._lanes(lan, ways):
+            await self.network.cut(source, target, one_way=True)
+
+    async def heal(self, lan: str, ways: Iterable[Way] = tuple(Way)) -> None:
+        """Join a LAN to all other sites again."""
+        for source, target in self._lanes(lan, ways):
+            await self.network.heal(source, target, one_way=True)
+
+    async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = tuple(Way)) -> None:
+        """Let each link of a LAN carry only so much in each of these directions; None: no limit."""
+        rate_mbit = None if bytes_per_s is None else bytes_per_s * 8 / 1e6
+        for source, target in self._lanes(lan, ways):
+            await self.network.change(source, target, one_way=True, rate_mbit=rate_mbit)
+
+    async def wan_statistics(self, lan: str) -> GatewayStatistics:
+        """What has passed between a LAN and all other sites; bytes are those of whole packets."""
+        found = await self.network.statistics()
+        out = [lane for lane in found["lanes"] if lane["from"] == lan]
+        back = [lane for lane in found["lanes"] if lane["to"] == lan]
+        return GatewayStatistics(
+            connections=sum(lane["connections"] for lane in out),
+            bytes_out=sum(lane["bytes"] for lane in out),
+            bytes_back=sum(lane["bytes"] for lane in back),
+            messages_out=_messages(out),
+            messages_back=_messages(back),
+            unreadable=sum(lane["unreadable"] for lane in (*out, *back)),
+            late_max_ms=found["late_max_ms"],
+        )
+
+    async def check_wan(self) -> tuple[bool, str] | None:
+        """Whether every packet so far was carried in time."""
+        found = await self.network.statistics()
+        if found["invalid"] is not None:
+            return False, found["invalid"]
+        return True, (
+            f"{found['forwarded']} packets were carried, 99 % at most {found['late_p99_ms']:g} ms late, "
+            f"the latest {found['late_max_ms']:g} ms"
+        )
+
+    # What is different from the process testbed
+
+    def _connector(self) -> aiohttp.TCPConnector:
+        # A broker's HTTP is reached from its own namespace: it is local there, whatever the WAN does.
+        def open_inside(info: aiohttp.AddrInfoType) -> socket.socket:
+            family, kind, protocol, _, address = info
+            host = self.network.plan.at(str(address[0]))
+            return open_socket(self.network.path(host.name), family, kind, protocol)
+
+        return aiohttp.TCPConnector(family=socket.AF_INET, socket_factory=open_inside)
+
+    def _namespace(self, broker: str) -> Path | None:
+        return self.network.path(broker)
+
+    def _clients_namespace(self, lan: str) -> Path | None:
+        return self.network.path(lan_host(lan))
+
+    async def _start_ground(self) -> None:
+        await self.network.start()
+        for run in self.network.swept:
+            self._say(f"removed what the killed testbed {run} had left")
+        self._say(
+            f"{len(self.network.plan.hosts)} namespaces are joined, see ip netns list; "
+            f"their names begin with {self.network.namespaces.name('')}"
+        )
+        await self._calibrate()
+        # A thread in ZooKeeper's namespace: what it starts, and the sockets it opens, are there.
+        self._zookeeper_threads = ThreadPoolExecutor(
+            1, initializer=enter, initargs=(self.network.path(self.network.plan.zookeeper),)
+        )
+        await self._start_zookeeper()
+
+    async def _calibrate(self) -> None:
+        # Loss and rate take minutes to measure: `EmulatedNetwork.calibrate` does it when asked.
+        self.calibration = await self.network.calibrate(packets=0)
+        if not self.calibration.ok:
+            raise DriverError(
+                f"the WAN is not what was asked for: {'; '.join(self.calibration.failures())}; "
+                "the machine may be too busy"
+            )
+        measured = [
+            f"{item.source} - {item.target} {item.measured:.1f} ms" for item in self.calibration.measurements
+        ]
+        self._say(f"round trips: {', '.join(measured)}")
+
+    async def _stop_wan(self) -> None:
+        if self._zookeeper_threads is not None:
+            await asyncio.to_thread(self._zookeeper_threads.shutdown)
+        if self.network.ferry is not None and self.network.ferry.is_alive:
+            # Nothing to write where the run was cancelled before the ferry served.
+            with contextlib.suppress(DriverError):
+                found = await self.network.statistics()
+                (self.directory / "wan-statistics.json").write_text(json.dumps(found, indent=1))
+        await self.network.stop()
+
+    def _wan_processes(self) -> list[Child]:
+        return [self.network.ferry] if self.network.ferry is not None else []
+
+    def _plan(self) -> None:
+        plan = self.network.plan
+        for router in self.topology.routers:
+            arguments = ("--insecure", *self._patience(router.name), "--host-label", router.host)
+            address = plan.host(router.name).address
+            self.nodes[router.name] = Node(router.name, "router", "", address, arguments)
+        for lan in self.topology.lans:
+            for edge in lan.edges:
+                arguments = ("--insecure", *self._patience(edge), "--lan", lan.name)
+                self.nodes[edge] = Node(edge, "edge", lan.name, plan.host(edge).address, arguments)
+
+    def _patience(self, broker: str) -> tuple[str, ...]:
+        """How much silence a broker has to bear, as far away as others are from it.
+
+        Brokers measure the round trip and adapt, but on a long link the first answer comes only after
+        the silence that they bear by default.
+        """
+        plan = self.network.plan
+        routers = {router.name for router in self.topology.routers}
+        others = {host.name for host in plan.hosts if not host.is_switch} if broker in routers else routers
+        here = plan.host(broker).site
+        round_trip_ms = max(plan.round_trip_ms(here, plan.host(other).site) for other in others)
+        default_ms = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
+        if round_trip_ms <= default_ms / 2:
+            return ()
+        interval_ms = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
+        silence_ms = max(default_ms, 2 * round_trip_ms + HEARTBEAT_SILENCE_INTERVALS * interval_ms)
+        return ("--silence-ms", f"{silence_ms:g}", "--failover-ms", f"{silence_ms:g}")
+
+    def _lanes(self, lan: str, ways: Iterable[Way]) -> list[tuple[str, str]]:
+        wanted = set(ways)
+        lanes = [
+            (link.source, link.target)
+            for link in self.network.plan.links
+            if (link.source == lan and Way.OUT in wanted) or (link.target == lan and Way.BACK in wanted)
+        ]
+        if not lanes:
+            known = ", ".join(item.name for item in self.topology.lans)
+            raise DriverError(f"there is no LAN {lan}: use one of {known}")
+        return lanes
+
+
+def _messages(lanes: list[dict[str, Any]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for lane in lanes:
+        total.update(lane["messages"])
+    return dict(total)

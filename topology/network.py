@@ -1,0 +1,185 @@
+"""The networks of a topology as hosts, addresses and links, and how they are laid out in namespaces.
+
+Every site (a LAN, or the cloud) is a switch with hosts on it, and brokers also have a way to the WAN:
+
+    198.18.<site>.1          the switch: clients of a LAN; in the cloud, ZooKeeper
+    198.18.<site>.10 and on  its brokers: `lan0` on the switch, `wan0` to all other sites
+    198.18.100.x             the cloud
+
+A host has one address, on `lan0`; other sites are reached through `wan0` with the same address. The
+clients' namespace has no `wan0` and no route beyond its own /24, and no host forwards, so clients
+reach their own LAN and nothing else. 198.18.0.0/15 is set aside for tests of networks (RFC 2544): it
+is nobody's real network, and no namespace is connected to the machine's own.
+
+`read_network` is the only place that reads the topology's model for this.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from topology.conditions import LinkConditions
+from topology.errors import DriverError
+from topology.model import Topology
+from topology.namespaces import Namespaces, run_ip
+
+NETWORK: Final = "198.18.0.0/16"
+CLOUD: Final = "cloud"
+CLOUD_NUMBER: Final = 100
+MULTICAST: Final = "224.0.0.0/4"
+SWITCH_NUMBER: Final = 1
+FIRST_BROKER_NUMBER: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A namespace with an address."""
+
+    name: str
+    site: str
+    address: str
+    is_switch: bool
+    has_wan: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two sites."""
+
+    source: str
+    target: str
+    conditions: LinkConditions
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPlan:
+    """All hosts and links."""
+
+    hosts: tuple[Host, ...]
+    links: tuple[Link, ...]
+    zookeeper: str = ""
+    """The host of all its servers."""
+
+    def host(self, name: str) -> Host:
+        """The host of this name."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        known = ", ".join(host.name for host in self.hosts)
+        raise DriverError(f"there is no host {name}: use one of {known}")
+
+    def switch(self, site: str) -> Host:
+        """The switch of a site."""
+        return next(host for host in self.hosts if host.site == site and host.is_switch)
+
+    def at(self, address: str) -> Host:
+        """The host with this address."""
+        return next(host for host in self.hosts if host.address == address)
+
+    def round_trip_ms(self, a: str, b: str) -> float:
+        """The longest a packet takes there and back between two sites; 0 within one."""
+        return sum(
+            link.conditions.delay_ms + link.conditions.jitter_ms
+            for link in self.links
+            if {link.source, link.target} == {a, b}
+        )
+
+    def on_wan(self, site: str) -> Host:
+        """A host of this site that is on the WAN."""
+        return next(host for host in self.hosts if host.site == site and host.has_wan)
+
+
+def in_series(first: LinkConditions, second: LinkConditions) -> LinkConditions:
+    """One link after another, as one."""
+    bursts = [item for item in (first.burst, second.burst) if item is not None]
+    rates = [item for item in (first.rate_mbit, second.rate_mbit) if item is not None]
+    return LinkConditions(
+        delay_ms=first.delay_ms + second.delay_ms,
+        jitter_ms=first.jitter_ms + second.jitter_ms,
+        loss=1 - (1 - first.loss) * (1 - second.loss),
+        burst=max(bursts, default=None),
+        rate_mbit=min(rates, default=None),
+    )
+
+
+def read_network(topology: Topology) -> NetworkPlan:
+    """Hosts and links of a topology. LANs reach each other directly over both their links."""
+    ways = {lan.name: LinkConditions(delay_ms=lan.wan.delay_ms) for lan in topology.lans}
+    if CLOUD in ways:
+        raise DriverError(f"a LAN is called {CLOUD}, as the site of the routing brokers is: rename it")
+    hosts = [_host(lan_host(CLOUD), CLOUD, CLOUD_NUMBER, SWITCH_NUMBER)]
+    hosts += [
+        _host(router.name, CLOUD, CLOUD_NUMBER, FIRST_BROKER_NUMBER + index)
+        for index, router in enumerate(topology.routers)
+    ]
+    for number, lan in enumerate(topology.lans, 1):
+        hosts.append(_host(lan_host(lan.name), lan.name, number, SWITCH_NUMBER))
+        hosts += [
+            _host(edge, lan.name, number, FIRST_BROKER_NUMBER + index) for index, edge in enumerate(lan.edges)
+        ]
+    links = []
+    for name, way in ways.items():
+        links += [Link(name, CLOUD, way), Link(CLOUD, name, way)]
+    for (a, way_a), (b, way_b) in itertools.permutations(ways.items(), 2):
+        links.append(Link(a, b, in_series(way_a, way_b)))
+    return NetworkPlan(tuple(hosts), tuple(links), lan_host(CLOUD))
+
+
+def lan_host(site: str) -> str:
+    """The host of a site's clients; names of brokers have no dot."""
+    return f"lan.{site}"
+
+
+def _host(name: str, site: str, site_number: int, number: int) -> Host:
+    is_switch = number == SWITCH_NUMBER
+    return Host(name, site, f"198.18.{site_number}.{number}", is_switch, not is_switch or site == CLOUD)
+
+
+def lay_out(plan: NetworkPlan, namespaces: Namespaces) -> None:
+    """Make the namespaces, switches and cables. The WAN comes later."""
+    for host in sorted(plan.hosts, key=lambda host: not host.is_switch):
+        namespaces.add(host.name)
+        name = namespaces.name(host.name)
+        if host.is_switch:
+            # Snooping wants a querier to tell who listens to a group; a switch without it floods.
+            lines = ["link add lan0 type bridge mcast_snooping 0"]
+        else:
+            switch, port = namespaces.name(plan.switch(host.site).name), f"p{host.address.rpartition('.')[2]}"
+            run_ip(*f"link add lan0 netns {name} type veth peer name {port} netns {switch}".split())
+            run_ip("-n", switch, "link", "set", port, "master", "lan0", "up")
+            lines = []
+        lines += [
+            f"addr add {host.address}/24 dev lan0",
+            "link set lan0 up",
+            f"route add {MULTICAST} dev lan0",
+        ]
+        run_ip("-n", name, batch=lines)
+
+
+def ferry_specification(
+    plan: NetworkPlan, namespaces: Namespaces, seed: int, untapped: Iterable[str] = ()
+) -> dict[str, Any]:
+    """What `topology.ferry` has to know."""
+    return {
+        "network": NETWORK,
+        "seed": seed,
+        "control": str(namespaces.control),
+        "untapped": list(untapped),
+        "hosts": [
+            {"site": host.site, "address": host.address, "namespace": str(namespaces.path(host.name))}
+            for host in plan.hosts
+            if host.has_wan
+        ],
+        "links": [
+            {"from": link.source, "to": link.target, "conditions": asdict(link.conditions)}
+            for link in plan.links
+        ],
+    }
+
+
+def write_specification(path: Path, specification: dict[str, Any]) -> None:
+    """Leave it where the ferry reads it, and where people can look it up later."""
+    path.write_text(json.dumps(specification, indent=1), encoding="utf-8")
