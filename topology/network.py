@@ -92,24 +92,8 @@ class NetworkPlan:
         return next(host for host in self.hosts if host.site == site and host.has_wan)
 
 
-def in_series(first: LinkConditions, second: LinkConditions) -> LinkConditions:
-    """One link after another, as one."""
-    bursts = [item for item in (first.burst, second.burst) if item is not None]
-    rates = [item for item in (first.rate_mbit, second.rate_mbit) if item is not None]
-    return LinkConditions(
-        delay_ms=first.delay_ms + second.delay_ms,
-        jitter_ms=first.jitter_ms + second.jitter_ms,
-        loss=1 - (1 - first.loss) * (1 - second.loss),
-        burst=max(bursts, default=None),
-        rate_mbit=min(rates, default=None),
-    )
-
-
 def read_network(topology: Topology) -> NetworkPlan:
     """Hosts and links of a topology. LANs reach each other directly over both their links."""
-    ways = {lan.name: LinkConditions(delay_ms=lan.wan.delay_ms) for lan in topology.lans}
-    if CLOUD in ways:
-        raise DriverError(f"a LAN is called {CLOUD}, as the site of the routing brokers is: rename it")
     hosts = [_host(lan_host(CLOUD), CLOUD, CLOUD_NUMBER, SWITCH_NUMBER)]
     hosts += [
         _host(router.name, CLOUD, CLOUD_NUMBER, FIRST_BROKER_NUMBER + index)
@@ -121,10 +105,10 @@ def read_network(topology: Topology) -> NetworkPlan:
             _host(edge, lan.name, number, FIRST_BROKER_NUMBER + index) for index, edge in enumerate(lan.edges)
         ]
     links = []
-    for name, way in ways.items():
-        links += [Link(name, CLOUD, way), Link(CLOUD, name, way)]
-    for (a, way_a), (b, way_b) in itertools.permutations(ways.items(), 2):
-        links.append(Link(a, b, in_series(way_a, way_b)))
+    for lan in topology.lans:
+        links += [Link(lan.name, CLOUD, lan.wan.ways.out), Link(CLOUD, lan.name, lan.wan.ways.back)]
+    for a, b in itertools.permutations([lan.name for lan in topology.lans], 2):
+        links.append(Link(a, b, topology.conditions(a, b)))
     return NetworkPlan(tuple(hosts), tuple(links), lan_host(CLOUD))
 
 

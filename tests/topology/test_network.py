@@ -2,10 +2,9 @@
 
 import pytest
 
-from topology.conditions import LinkConditions
 from topology.errors import DriverError
-from topology.model import load_topology, parse_topology
-from topology.network import CLOUD, in_series, lan_host, read_network
+from topology.model import load_topology
+from topology.network import CLOUD, lan_host, read_network
 
 
 def test_two_lans() -> None:
@@ -29,17 +28,3 @@ def test_two_lans() -> None:
     assert plan.round_trip_ms("plant", CLOUD) == 20 and plan.round_trip_ms(CLOUD, CLOUD) == 0
     with pytest.raises(DriverError, match=r"there is no host nobody: use one of lan\.cloud, router-1"):
         plan.host("nobody")
-
-
-def test_a_lan_must_not_be_called_as_the_cloud_is() -> None:
-    with pytest.raises(DriverError, match=r"a LAN is called cloud.*rename it"):
-        read_network(parse_topology("lans: {cloud: {edges: 1}}\nrouters: 1\n"))
-
-
-def test_links_in_series() -> None:
-    first = LinkConditions(delay_ms=30, jitter_ms=2, loss=0.1, rate_mbit=10)
-    second = LinkConditions(delay_ms=250, jitter_ms=1, loss=0.2, burst=4)
-    both = in_series(first, second)
-    assert (both.delay_ms, both.jitter_ms, both.burst, both.rate_mbit) == (280, 3, 4, 10)
-    assert both.loss == pytest.approx(1 - 0.9 * 0.8)
-    assert in_series(LinkConditions(), LinkConditions()).is_perfect
