@@ -75,6 +75,7 @@ class Awareness:
         """By publisher: when it was last heard, and which sequence."""
         self._silent: set[int] = set()
         """Publishers whose silence has been told."""
+        self._live: frozenset[int] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
         self.dropped = 0
 
@@ -93,10 +94,14 @@ class Awareness:
             self._arm()
 
     def set_publishers(self, live: frozenset[int]) -> None:
-        """Who publishes on the topic now."""
-        for publisher in self._heard.keys() - live:
-            del self._heard[publisher]
+        """Who publishes on the topic now.
+
+        Messages may be faster than this news, so only who was on the list before can have left.
+        """
+        for publisher in self._live - live:
+            self._heard.pop(publisher, None)
             self._silent.discard(publisher)
+        self._live = live
 
     def heard(self, publisher: int, sequence: int) -> None:
         """A message was delivered."""

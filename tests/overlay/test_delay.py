@@ -111,6 +111,17 @@ def test_the_bound_is_never_below_the_true_age(journey):
         assert age_bound_ns(elapsed_ns, drift_ppm) >= (seen_ms - born_ms) * MILLISECOND_NS
 
 
+def test_a_message_born_long_before_the_first_helper_is_not_made_younger_by_drift():
+    """The worst case of one link: their clock slow, ours fast, and a helper that knows nothing of before."""
+    ours, theirs = SkewedClock(10**12, [DRIFT_PPM], 1_000), SkewedClock(10**13, [-DRIFT_PPM], 1_000)
+    clock = LinkClock()
+    clock.helper(ours.read(HORIZON_MS), theirs.read(HORIZON_MS), ours.read(HORIZON_MS))
+    elapsed_ns = ours.read(HORIZON_MS) - theirs.read(0) + clock.shift_at(ours.read(HORIZON_MS))
+    true_ns = HORIZON_MS * MILLISECOND_NS
+    assert elapsed_ns < true_ns  # what the factor of the age is for
+    assert true_ns <= age_bound_ns(elapsed_ns, DRIFT_PPM) < true_ns * 1.002
+
+
 @given(
     ours=clocks(DRIFT_PPM),
     theirs=clocks(DRIFT_PPM),
