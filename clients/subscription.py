@@ -128,8 +128,8 @@ class Subscription(Endpoint):
             dropped=self._dropped,
         )
 
-    def deliver(self, message: Message) -> None:
-        """A message arrived from the edge broker."""
+    def deliver(self, message: Message) -> Verdict:
+        """A message arrived from the edge broker; says whether it is new."""
         history = self._histories.get(message.publisher)
         if history is None:
             history = self._histories[message.publisher] = History()
@@ -139,7 +139,7 @@ class Subscription(Endpoint):
                 self._late += 1
             else:
                 self._duplicates += 1
-            return
+            return verdict
         self._delivered += 1
         self._queue.append(
             ReceivedMessage(self.topic, message.payload, message.publisher, message.sequence, message.born_ns)
@@ -152,6 +152,7 @@ class Subscription(Endpoint):
                 self._queue.popleft()
                 self._dropped += 1
         self._arrived.set()
+        return verdict
 
     def end(self, error: Exception) -> None:
         """No more messages; those that wait can still be taken."""

@@ -11,6 +11,7 @@ The loops that look at every message read single fields with `librt`: compiled t
 code (`make compile`), interpreted they cost about what `struct` does.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -64,14 +65,51 @@ class BatchHeader:
         return BatchHeader(self.urgency, self.origin, clock_shift_ns, self.messages)
 
 
+class Passage:
+    """How the messages of a data frame came to a node that traces some of them."""
+
+    __slots__ = ("clock_shift_ns", "in_ns", "offsets", "peer_in")
+
+    def __init__(self, offsets: list[int], in_ns: int, peer_in: int, clock_shift_ns: int) -> None:
+        self.offsets = offsets
+        """Where in the frame the traced ones start, in order."""
+        self.in_ns = in_ns
+        """When they came; 0 if they came at different times and are sent again now."""
+        self.peer_in = peer_in
+        """Who sent them, as the trace numbers peers; 0 for nobody."""
+        self.clock_shift_ns = clock_shift_ns
+        """Of the messages' stamps, at this node."""
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether a traced message starts in this part of the frame."""
+        at = bisect_left(self.offsets, start)
+        return at < len(self.offsets) and self.offsets[at] < end
+
+    def of_single(self, offset: int) -> "Passage | None":
+        """For the message at this offset on its own; None if it is not traced."""
+        if not self.covers(offset, offset + 1):
+            return None
+        return Passage([0], self.in_ns, self.peer_in, self.clock_shift_ns)
+
+
 class Run:
     """Neighbouring messages, as they are on the wire."""
 
-    __slots__ = ("data", "messages")
+    __slots__ = ("came", "data", "messages")
 
     def __init__(self, messages: int, data: bytes) -> None:
         self.messages = messages
         self.data = data
+        self.came: Passage | None = None
+        """Set if some of the messages are traced here."""
+
+
+def cut_run(messages: int, data: bytes, start: int, end: int, came: Passage | None) -> Run:
+    """A part of a data frame; it is told how the frame came if it holds traced messages."""
+    run = Run(messages, data[start:end])
+    if came is not None and came.covers(start, end):
+        run.came = came
+    return run
 
 
 def encode_message(topic_id: int, publisher: int, sequence: int, born_ns: int, payload: bytes) -> bytes:
