@@ -53,7 +53,7 @@ class ClientTracing:
     def publish(self, run: Run) -> None:
         """A message is published; the outbox records when it leaves."""
         if self._tracer is not None:
-            run.came = self._tracer.publish(run.data, read_i64_le(run.data, BORN_OFFSET))
+            self._tracer.publish(run, read_i64_le(run.data, BORN_OFFSET))
 
     def deliver(self, message: Message, verdict: Verdict, clock_shift_ns: int, now_ns: int) -> None:
         """A message came for a subscription; `clock_shift_ns` is that of its frame."""

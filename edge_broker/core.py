@@ -677,8 +677,7 @@ class EdgeCore:
         if self._is_new(topic, publisher_id, sequence, item.data, 0, item.came, now_ns):
             topic.delivered += 1
             self._delivered += 1
-            run = Run(1, item.data)
-            run.came = item.came
+            run = cut_run(1, item.data, 0, len(item.data), item.came)
             self._append(topic.deliver, item.header, run, touched, now_ns)
 
     def _release_successors(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:

@@ -1,9 +1,10 @@
 """Recording messages that pass a node: which of a frame are sampled, when they came, when they left.
 
 A core that traces asks `Tracer.admit` for the `Passage` of each data frame: None if no message of
-it is sampled, and nothing more happens then. Runs cut from a frame with sampled messages carry
-its passage (`overlay.batch.cut_run`). What leaves is recorded by the outbox at the moment the run
-goes into a frame for the socket, so the record has both times and there is one per link.
+it is sampled, and nothing more happens then. Runs cut from a frame carry its passage and where
+their sampled messages are, if they have any (`overlay.batch.cut_run`). What leaves is recorded by
+the outbox at the moment the run goes into a frame for the socket, so the record has both times
+and there is one per link.
 
 Without tracing a core pays for one comparison per frame and per run.
 """
@@ -98,10 +99,9 @@ class Tracer:
             return None
         return Passage(offsets, now_ns, self.log.peer(peer) if peer else 0, clock_shift_ns)
 
-    def publish(self, message: bytes, now_ns: int) -> Passage | None:
-        """A message starts its way at this node; None if it is not sampled."""
-        offsets = sampled_offsets(message, 0, self._threshold)
-        return Passage(offsets, now_ns, 0, UNKNOWN_CLOCK_SHIFT) if offsets else None
+    def publish(self, run: Run, now_ns: int) -> None:
+        """Messages start their way at this node."""
+        self._mark(run, now_ns, UNKNOWN_CLOCK_SHIFT)
 
     def remember(self, data: bytes, came: Passage) -> None:
         """Keep when the messages of a frame came, in case they are sent again later."""
@@ -113,9 +113,7 @@ class Tracer:
 
     def send_again(self, run: Run) -> None:
         """A run is made of messages that came at different times, some while ago."""
-        offsets = sampled_offsets(run.data, 0, self._threshold)
-        if offsets:
-            run.came = Passage(offsets, 0, 0, 0)
+        self._mark(run, 0, 0)
 
     def message(
         self, event: int, reason: int, data: bytes, offset: int, came: Passage, now_ns: int, peer_out: int = 0
@@ -131,8 +129,8 @@ class Tracer:
 
     def run(self, event: int, reason: int, run: Run, now_ns: int, peer_out: int = 0) -> None:
         """The same event of all sampled messages of a run."""
-        if run.came is not None:
-            for offset in sampled_offsets(run.data, 0, self._threshold):
+        if run.came is not None and run.traced is not None:
+            for offset in run.traced:
                 self._record(event, reason, run.data, offset, run.came, now_ns, peer_out)
 
     def received(self, run: Run) -> None:
@@ -142,6 +140,27 @@ class Tracer:
     def rejected(self, reason: int, data: bytes, offset: int, came: Passage, now_ns: int) -> None:
         """A message goes no further; without a reason it had come before."""
         self.message(_DROPPED if reason else _DUPLICATE, reason, data, offset, came, now_ns)
+
+    def _mark(self, run: Run, in_ns: int, clock_shift_ns: int) -> None:
+        offsets = sampled_offsets(run.data, 0, self._threshold)
+        if offsets:
+            run.came = Passage(offsets, in_ns, 0, clock_shift_ns)
+            run.traced = offsets
+
+    def shed(self, run: Run, kept: Run | None, reason: int, now_ns: int, peer_out: int) -> None:
+        """Of a run only the kept part is sent on, or nothing."""
+        came = run.came
+        if came is None or run.traced is None:
+            return
+        passed: set[tuple[int, int]] = set()
+        if kept is not None:
+            kept.traced = sampled_offsets(kept.data, 0, self._threshold)
+            if kept.traced:
+                kept.came = came
+            passed = {_name_of(kept.data, offset) for offset in kept.traced}
+        for offset in run.traced:
+            if _name_of(run.data, offset) not in passed:
+                self._record(_DROPPED, reason, run.data, offset, came, now_ns, peer_out)
 
     def _record(
         self, event: int, reason: int, data: bytes, offset: int, came: Passage, out_ns: int, peer_out: int
@@ -202,20 +221,7 @@ class LinkTrace:
 
     def shed(self, run: Run, kept: Run | None, reason: int, now_ns: int) -> None:
         """Of a run only some messages are sent, or none."""
-        if run.came is None:
-            return
-        passed: set[tuple[int, int]] = set()
-        if kept is not None:
-            kept.came = run.came
-            passed = names_of(kept)
-        for offset in _starts(run.data):
-            if _name_of(run.data, offset) not in passed:
-                self._tracer.run(_DROPPED, reason, _alone(run, offset), now_ns, self.peer)
-
-
-def names_of(run: Run) -> set[tuple[int, int]]:
-    """Publisher and sequence of every message of a run."""
-    return {_name_of(run.data, offset) for offset in _starts(run.data)}
+        self._tracer.shed(run, kept, reason, now_ns, self.peer)
 
 
 def reason_named(name: str) -> int:
@@ -225,20 +231,3 @@ def reason_named(name: str) -> int:
 
 def _name_of(data: bytes, offset: int) -> tuple[int, int]:
     return read_i64_le(data, offset + PUBLISHER_OFFSET), read_i64_le(data, offset + SEQUENCE_OFFSET)
-
-
-def _starts(data: bytes) -> list[int]:
-    starts: list[int] = []
-    offset = 0
-    while offset < len(data):
-        starts.append(offset)
-        length = read_i64_le(data, offset + LENGTH_WORD_OFFSET) >> 32
-        offset += MESSAGE_HEADER_BYTES + (length & U32)
-    return starts
-
-
-def _alone(run: Run, offset: int) -> Run:
-    length = read_i64_le(run.data, offset + LENGTH_WORD_OFFSET) >> 32
-    single = Run(1, run.data[offset : offset + MESSAGE_HEADER_BYTES + (length & U32)])
-    single.came = run.came
-    return single

@@ -88,6 +88,12 @@ def topics(stream_rows: DataFrame, messages: DataFrame) -> DataFrame:
     )
 
 
+def ages(stream_rows: DataFrame) -> DataFrame:
+    """Ages of all deliveries together."""
+    together = stream_rows.select(sf.lit("all").alias("what"), "age_ns")
+    return percentiles(count_buckets(together, ["what"], "age_ns"), ["what"])
+
+
 def observations(legs: DataFrame) -> DataFrame:
     """Every wait in a node and every crossing of a link, as `kind` (queue or link) and `duration_ns`."""
     both = sf.array(
