@@ -69,7 +69,7 @@ class Event(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a message was dropped; 0 for any other event."""
+    """Why a message was dropped, or was dispatched again; 0 for any other event."""
 
     NONE = 0
     LATE = 1
@@ -82,6 +82,8 @@ class Reason(IntEnum):
     EDGE_GONE = 8
     QUEUE_FULL = 9
     """A subscriber's application did not keep up."""
+    RESENT = 10
+    """Not dropped: dispatched once more, after a failover, as a precaution or because it was lost."""
     OTHER = 255
 
 

@@ -47,6 +47,7 @@ _RECEIVED: Final = int(Event.RECEIVED)
 _DISPATCHED: Final = int(Event.DISPATCHED)
 _DUPLICATE: Final = int(Event.DUPLICATE)
 _DROPPED: Final = int(Event.DROPPED)
+_RESENT: Final = int(Reason.RESENT)
 
 
 def sampled_offsets(data: bytes, first: int, threshold: int) -> list[int]:
@@ -171,6 +172,7 @@ class Tracer:
         born_ns = read_i64_le(data, offset + BORN_OFFSET)
         if not came.in_ns:
             came = self._arrivals.get((publisher, sequence), came)
+            reason = reason or _RESENT
         in_ns = came.in_ns
         deadline_ns = self._deadlines_ns.get(topic_id, 0)
         age_ns = 0

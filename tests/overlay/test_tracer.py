@@ -149,6 +149,7 @@ def test_what_is_sent_again_came_when_it_came():
     made.link("router-2").sent(again, 900_000)
     first, unknown = records(made)
     assert (first.in_ns, first.peer_in, first.out_ns) == (5_000, made.log.peer("client-1"), 900_000)
+    assert first.reason == unknown.reason == Reason.RESENT
     assert (unknown.in_ns, unknown.slack_ns) == (0, UNKNOWN_SLACK)
 
 
