@@ -125,7 +125,8 @@ async def test_a_killed_router(tmp_path: Path, analyse_folder: Callable[[Path], 
     def is_the_kill(outage: Outage) -> bool:
         return outage.start_us <= played.killed_us + 300_000 and outage.end_us >= played.killed_us
 
-    (outage,) = [outage for outage in found.outages if is_the_kill(outage)]
+    # A machine that is busy makes short silences of its own.
+    outage = max(filter(is_the_kill, found.outages), key=lambda outage: outage.duration_ms)
     assert outage.lost == 0
     (told,) = [row for row in found.summary["outages"] if row["number"] == outage.number]
     assert survivor in told["carriers"] or played.victim in told["carriers"]
