@@ -24,6 +24,7 @@ HOT_MODULES = (
     "overlay/retention.py",
     "overlay/schedule.py",
     "overlay/shedding.py",
+    "overlay/tracer.py",
     "edge_broker/core.py",
     "edge_broker/frames.py",
     "edge_broker/model.py",

@@ -261,9 +261,9 @@ def measure_cost(rounds: int) -> dict[str, Any]:
     clock = LinkClock()
     clock.helper(time.monotonic_ns(), time.monotonic_ns(), time.monotonic_ns())
     chains = {
-        "on": Chain(COST_TOPICS, clock.shift_at),
-        "off": Chain(COST_TOPICS, lambda now_ns: 0),
-        "unknown": Chain(COST_TOPICS, lambda now_ns: UNKNOWN_CLOCK_SHIFT),
+        "on": Chain(COST_TOPICS, shift_at=clock.shift_at),
+        "off": Chain(COST_TOPICS, shift_at=lambda now_ns: 0),
+        "unknown": Chain(COST_TOPICS, shift_at=lambda now_ns: UNKNOWN_CLOCK_SHIFT),
     }
     spent_s: dict[str, list[float]] = {which: [] for which in chains}
     gc.collect()

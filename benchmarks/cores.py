@@ -7,8 +7,9 @@ system calls, the event loop, heartbeats.
 """
 
 import gc
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from overlay.bounds import Delays
 from overlay.limits import MIB, MILLISECOND_NS
 from overlay.messages import EndpointKind
 from overlay.outbox import Outbox, Ticket
+from overlay.trace import RECORD_BYTES, Sampling, TraceLog
+from overlay.tracer import Tracer
 from overlay.urgency import urgency
 from routing_broker.core import RouterCore
 from runtime.compiled import compiled_modules
@@ -105,8 +108,16 @@ class _Acknowledger:
 class Chain:
     """An ingress edge, a routing broker with a backup, an egress edge: only their cores."""
 
-    def __init__(self, topics: int, shift_at: Callable[[int], int] = lambda now_ns: 0) -> None:
-        """`shift_at` gives the clock shift of every link at a time."""
+    def __init__(
+        self,
+        topics: int,
+        sampling: float | None = None,
+        shift_at: Callable[[int], int] = lambda now_ns: 0,
+    ) -> None:
+        """Trace a share of the messages in every core; None: no tracing.
+
+        `shift_at` gives the clock shift of every link at a time.
+        """
         self._shift_at = shift_at
         self._delays = Delays(
             0,
@@ -116,9 +127,12 @@ class Chain:
             ),
         )
         self._topics = topics
-        self._ingress = EdgeCore("edge-a", "lan-a", origin=1, delays=self._delays)
-        self._egress = EdgeCore("edge-b", "lan-b", origin=2, delays=self._delays)
-        self._router = RouterCore(delays=self._delays)
+        rate = Sampling(0.0 if sampling is None else sampling)
+        self._logs = [TraceLog(rate) for _ in range(3)]
+        traced = [None if sampling is None else Tracer(log) for log in self._logs]
+        self._ingress = EdgeCore("edge-a", "lan-a", origin=1, delays=self._delays, tracer=traced[0])
+        self._egress = EdgeCore("edge-b", "lan-b", origin=2, delays=self._delays, tracer=traced[1])
+        self._router = RouterCore(delays=self._delays, tracer=traced[2])
         self._to_router = Outbox()
         self._to_backup = Outbox()
         self._publisher = self._ingress.client("publishers", Outbox())
@@ -161,15 +175,21 @@ class Chain:
         self._round(stages)
         return sum(stage.spent_s for stage in stages)
 
-    def measure(self, rounds: int) -> list[Cost]:
-        """Send one message of every topic per round; the first round is not counted."""
+    def warm_up(self) -> None:
+        """A round that is not counted."""
         self._round([_Stage("warm-up") for _ in range(3)])
+
+    def round(self) -> list[Cost]:
+        """Send one message of every topic through all cores."""
         stages = [_Stage("ingress edge"), _Stage("routing broker"), _Stage("egress edge")]
-        for _ in range(rounds):
-            self._round(stages)
+        self._round(stages)
         costs = [stage.cost() for stage in stages]
         assert len({cost.messages for cost in costs}) == 1, "messages were lost on the way"
         return costs
+
+    def take_records(self) -> int:
+        """Records written since this was last called; what a node's recorder takes off its hands."""
+        return sum(len(log.take()[1]) // RECORD_BYTES for log in self._logs)
 
     def fail_over(self) -> dict[str, float]:
         """Milliseconds each core works when the primary dies."""
@@ -245,24 +265,59 @@ class Chain:
         return bodies
 
 
-def measure(topics: int, rounds: int) -> dict[str, Any]:
-    """Costs per core, as JSON has them."""
-    chain = Chain(topics)
+def measure(topics: int, rounds: int, sampling: float | None = None) -> dict[str, Any]:
+    """Costs per core, as JSON has them; with a sampling rate also with tracing, in alternating rounds."""
+    chains = [Chain(topics), *([] if sampling is None else [Chain(topics, sampling)])]
+    for chain in chains:
+        chain.warm_up()
     gc.collect()
     gc.freeze()
-    costs = chain.measure(rounds)
-    failover_ms = chain.fail_over()
-    return {
+    costs: list[list[list[Cost]]] = [[] for _ in chains]
+    records = 0
+    for number in range(rounds):
+        # Whoever goes first finds colder caches: take turns.
+        order = range(len(chains)) if number % 2 else reversed(range(len(chains)))
+        for which in order:
+            costs[which].append(chains[which].round())
+            records += chains[which].take_records()
+    failover_ms = chains[0].fail_over()
+    plain = [_typical(rounds_of) for rounds_of in zip(*costs[0], strict=True)]
+    result: dict[str, Any] = {
         "topics": topics,
         "rounds": rounds,
         "compiled": bool(compiled_modules()),
         "cores": [
             {"core": cost.core, "us_per_message": round(cost.microseconds, 3), "messages": cost.messages}
-            for cost in costs
+            for cost in plain
         ],
         "failover_ms": {what: round(took_ms, 1) for what, took_ms in failover_ms.items()},
         "machine": machine.describe(),
     }
+    if sampling is not None:
+        traced = [_typical(rounds_of) for rounds_of in zip(*costs[1], strict=True)]
+        result["tracing"] = {
+            "sampling": sampling,
+            "records": records,
+            "cores": [
+                {
+                    "core": cost.core,
+                    "us_per_message": round(cost.microseconds, 3),
+                    "overhead_pct": round(100 * (cost.microseconds / before.microseconds - 1), 2),
+                }
+                for before, cost in zip(plain, traced, strict=True)
+            ],
+        }
+    return result
+
+
+def _typical(rounds: Sequence[Cost]) -> Cost:
+    """The median of the rounds: one that was disturbed does not count."""
+    return Cost(
+        rounds[0].core,
+        statistics.median(cost.microseconds for cost in rounds),
+        sum(cost.messages for cost in rounds),
+        sum(cost.frames for cost in rounds),
+    )
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -270,6 +325,13 @@ def summary(result: dict[str, Any]) -> str:
     way = "compiled" if result["compiled"] else "interpreted"
     lines = [f"{result['topics']} topics, {way}", "", "| core | µs per message |", "|---|---:|"]
     lines.extend(f"| {row['core']} | {row['us_per_message']:.2f} |" for row in result["cores"])
+    if "tracing" in result:
+        share = 100 * result["tracing"]["sampling"]
+        lines += ["", f"| {share:g} % traced | µs per message | more |", "|---|---:|---:|"]
+        lines.extend(
+            f"| {row['core']} | {row['us_per_message']:.2f} | {row['overhead_pct']:.1f} % |"
+            for row in result["tracing"]["cores"]
+        )
     lines += ["", "| when the primary dies | ms |", "|---|---:|"]
     lines.extend(f"| {what} | {took_ms:.0f} |" for what, took_ms in result["failover_ms"].items())
     return "\n".join(lines)

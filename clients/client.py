@@ -22,6 +22,7 @@ from typing import Any, Final
 from clients.errors import ClosedError, EdgeNotFoundError, RefusedError
 from clients.publisher import Publisher
 from clients.subscription import Overflow, Subscription
+from clients.tracing import ClientTracing
 from overlay.batch import Run, decode_batch_header, decode_messages, encode_message
 from overlay.delay import add_shifts, age_bound_ns
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
@@ -47,6 +48,7 @@ from overlay.qos import SubscriptionQos, TopicQos
 from runtime.discovery import discover
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
+from runtime.tracing import TraceSettings
 
 BACKLOG_MAX_BYTES: Final = 4 * MIB
 """Bytes that may wait for the edge broker before `publish` waits."""
@@ -68,6 +70,7 @@ class Client:
         interface: str = "0.0.0.0",
         clock: Callable[[], int] = time.monotonic_ns,
         drift_ppm: int = DRIFT_PPM,
+        trace: TraceSettings | None = None,
     ) -> None:
         """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it."""
         if not 1 <= drift_ppm <= DRIFT_MAX_PPM:
@@ -104,6 +107,7 @@ class Client:
         self._link.holds_data = True
         self._link.on_acknowledged = self._make_room
         self._dialer: Dialer | None = None
+        self._tracing = None if trace is None else ClientTracing(trace, self._hub.identity.node, self._link)
 
     # Life
 
@@ -136,6 +140,8 @@ class Client:
         for endpoint in list(self._endpoints.values()):
             endpoint.end(ClosedError("the client has been closed"))
         await self._hub.close(CloseReason.GOODBYE)
+        if self._tracing is not None:
+            await self._tracing.close()
 
     @property
     def is_connected(self) -> bool:
@@ -211,6 +217,8 @@ class Client:
 
     def send(self, run: Run) -> None:
         """Queue messages; they leave in this loop turn if the link is up."""
+        if self._tracing is not None:
+            self._tracing.publish(run)
         self._link.outbox.append(0, 0, self.incarnation, 0, run, self.clock())
         self._link.flush_soon()
 
@@ -246,6 +254,8 @@ class Client:
         self._cluster = welcome.cluster
         self.edge = welcome.node
         self.lan = welcome.lan
+        if self._tracing is not None:
+            self._tracing.welcome(welcome.node, welcome.lan)
         others = [Locator.parse(edge) for edge in welcome.edges]
         self._candidates = list(dict.fromkeys([*self._given, *self._candidates, *others]))
 
@@ -278,7 +288,9 @@ class Client:
             if message.born_ns and shift_ns != UNKNOWN_CLOCK_SHIFT:
                 age_ns = age_bound_ns(max(0, now_ns - message.born_ns + shift_ns), drift_ppm)
             for subscription in self._topics.get(message.topic_id, ()):
-                subscription.deliver(message, age_ns, now_ns)
+                verdict = subscription.deliver(message, age_ns, now_ns)
+                if self._tracing is not None:
+                    self._tracing.deliver(message, verdict, header.clock_shift_ns, now_ns)
 
     def on_control(self, link: Link, message: ControlMessage) -> None:
         """The edge broker answers a declaration, or tells of subscribers."""
@@ -293,6 +305,8 @@ class Client:
         elif isinstance(message, QosChanged):
             if (changed := self._endpoints.get(message.endpoint)) is not None:
                 changed.set_qos(TopicQos.from_record(message.qos))
+                if self._tracing is not None:
+                    self._tracing.define_topic(changed)
         elif isinstance(message, Publishers):
             watching = self._endpoints.get(message.endpoint)
             if isinstance(watching, Subscription) and message.complete:
@@ -342,6 +356,8 @@ class Client:
         endpoint = self._endpoints.get(message.endpoint)
         if endpoint is not None:
             endpoint.set_declared(message)
+            if self._tracing is not None:
+                self._tracing.define_topic(endpoint)
             if isinstance(endpoint, Subscription):
                 subscriptions = self._topics.setdefault(message.topic_id, [])
                 if endpoint not in subscriptions:

@@ -203,8 +203,8 @@ class Subscription(Endpoint):
             events_dropped=self._awareness.dropped if self._awareness is not None else 0,
         )
 
-    def deliver(self, message: Message, age_ns: int | None, now_ns: int) -> None:
-        """A message arrived from the edge broker, of this age at most."""
+    def deliver(self, message: Message, age_ns: int | None, now_ns: int) -> Verdict:
+        """A message arrived from the edge broker, of this age at most; says whether it is new."""
         history = self._histories.get(message.publisher)
         if history is None:
             history = self._histories[message.publisher] = History()
@@ -215,7 +215,7 @@ class Subscription(Endpoint):
                 self._late += 1
             else:
                 self._duplicates += 1
-            return
+            return verdict
         self._delivered += 1
         received = ReceivedMessage(
             self.topic,
@@ -240,6 +240,7 @@ class Subscription(Endpoint):
                 self._queue.popleft()
                 self._dropped += 1
         self._arrived.set()
+        return verdict
 
     def end(self, error: Exception) -> None:
         """No more messages; those that wait can still be taken."""

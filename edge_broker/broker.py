@@ -30,6 +30,7 @@ from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link, MeasuredLink
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
 from runtime.process import Background, every, new_incarnation, wait_until
+from runtime.tracing import open_recorder, tracer_of
 
 log = logging.getLogger("isthmus.edge")
 
@@ -51,7 +52,15 @@ class EdgeBroker:
         self.lan = config.lan
         self.incarnation = new_incarnation()
         retain_more = config.delays if config.retain_more else None
-        self.core = EdgeCore(self.id, self.lan, self.incarnation, retain_more, config.delays)
+        self._recorder = open_recorder(config.tracing, self.id, Role.EDGE, self.lan)
+        self.core = EdgeCore(
+            self.id,
+            self.lan,
+            self.incarnation,
+            retain_more,
+            config.delays,
+            tracer=tracer_of(self._recorder),
+        )
         self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
         self.coordinator = Coordinator(self.session)
         self.background = Background()
@@ -105,6 +114,8 @@ class EdgeBroker:
             self.coordinator.watch_edges(self._on_edges),
         ]
         self.background.spawn(every(1.0, self._housekeeping), "housekeeping")
+        if self._recorder is not None:
+            self.background.spawn(self._recorder.flush_regularly(), "flush traces")
         if config.discovery:
             await self._announce(host)
         log.info("edge broker serves", extra={"lan": self.lan, "locator": self.locator, "http": self.http})
@@ -144,6 +155,8 @@ class EdgeBroker:
         await self._operations.close()
         await self.coordinator.close()
         await self.session.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
     async def _announce(self, host: str) -> None:
         announcement = Announcement(self.id, self.lan, self.locator, self.coordinator.cluster)
@@ -221,8 +234,9 @@ class EdgeBroker:
             link.messages_received += count
             self._hold_back(link, touched)
         else:
-            router = link.peer if link.role is Role.ROUTER else ""
-            count, touched = self.core.admit_from_broker(body, link.clock.shift_at(now_ns), now_ns, router)
+            router, edge = (link.peer, "") if link.role is Role.ROUTER else ("", link.peer)
+            shift_ns = link.clock.shift_at(now_ns)
+            count, touched = self.core.admit_from_broker(body, shift_ns, now_ns, router, edge)
             link.messages_received += count
             if self.core.has_held and self._releasing is None:
                 self._releasing = self.hub.loop.call_later(_RELEASE_S, self._release_held)
@@ -261,7 +275,7 @@ class EdgeBroker:
     def forget_client(self, link: Link) -> None:
         """The client's last endpoint is gone and so is the client."""
         if self._links.pop(link.key, None) is not None:
-            self.core.remove_client(link.context)
+            self.core.remove_client(link.context, self.hub.clock())
 
     def tell_client(self, client: Peer | None, message: ControlMessage) -> None:
         """Send a control message to a client, if it is there."""
@@ -408,6 +422,7 @@ class EdgeBroker:
             "ready": not self.missing(),
             "core": self.core.statistics(),
             "session": self.session.statistics(),
+            "tracing": self._recorder.statistics() if self._recorder is not None else None,
             "links": [link.statistics() for link in self._links.values() if link.role is not Role.CLIENT],
             "clients": [link.statistics() for link in self._links.values() if link.role is Role.CLIENT],
         }

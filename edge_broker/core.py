@@ -64,8 +64,10 @@ from overlay.batch import (
     SEQUENCE_OFFSET,
     U32,
     BatchHeader,
+    Passage,
     Run,
     check_messages,
+    cut_run,
     decode_batch_header,
 )
 from overlay.bounds import Delays, retention_without_replication
@@ -79,6 +81,8 @@ from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
 from overlay.shedding import Hop
+from overlay.trace import Reason
+from overlay.tracer import Tracer, reason_named
 from overlay.urgency import Unsure
 
 if TYPE_CHECKING:
@@ -113,8 +117,10 @@ class EdgeCore:
         retain_more: Delays | None = None,
         delays: Delays | None = None,
         unsent_most: int = UNSENT_MAX_MESSAGES,
+        tracer: Tracer | None = None,
     ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
+        self._tracer = tracer
         self._unsent_most = unsent_most
         self._edge = edge
         self._retain_more = retain_more
@@ -153,12 +159,13 @@ class EdgeCore:
     def client(self, name: str, outbox: Outbox) -> Peer:
         """A client connected for the first time."""
         peer = self._clients[name] = Peer(name, outbox, Hop.EGRESS)
+        self._trace_link(peer)
         return peer
 
-    def remove_client(self, client: Peer) -> None:
+    def remove_client(self, client: Peer, now_ns: int = 0) -> None:
         """A client is gone, with what waits for it. Its endpoints must be gone already."""
         assert not client.publishers and not client.subscriptions
-        client.outbox.discard()
+        client.outbox.discard(now_ns, int(Reason.NO_SUBSCRIBER))
         del self._clients[client.name]
 
     def ensure_topic(self, topic_id: int, name: str, qos: TopicQos) -> Topic:
@@ -166,6 +173,8 @@ class EdgeCore:
         topic = self._topics.get(topic_id)
         if topic is None:
             topic = self._topics[topic_id] = Topic(topic_id, name, qos, self._delays)
+            if self._tracer is not None:
+                self._tracer.define_topic(topic_id, name, qos)
         return topic
 
     def add_endpoint(self, client: Peer, kind: EndpointKind, endpoint: int, topic: Topic) -> None:
@@ -294,6 +303,8 @@ class EdgeCore:
             return
         before_ns = topic.deadline_ns
         topic.set_qos(qos)
+        if self._tracer is not None:
+            self._tracer.define_topic(topic.topic_id, topic.name, qos)
         for publisher in topic.publishers.values():
             publisher.retention.resize(self._retention_of(topic))
         if topic.deadline_ns != before_ns:
@@ -329,6 +340,7 @@ class EdgeCore:
         """
         self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
         self._routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
+        self._trace_link(self._routers_up[name])
         yield from self._retarget_all(name, now_ns)
 
     def router_down(self, name: str, now_ns: int) -> set[Peer]:
@@ -355,6 +367,8 @@ class EdgeCore:
         if outboxes.keys() == self._lan_edges.keys():
             return
         self._lan_edges = {name: Peer(f"{Role.EDGE}:{name}", outbox) for name, outbox in outboxes.items()}
+        for peer in self._lan_edges.values():
+            self._trace_link(peer)
         for topic in self._topics.values():
             self._update_routes(topic)
 
@@ -371,6 +385,7 @@ class EdgeCore:
         publishers = publishers_of(client.publishers, body, header.messages)
         data = on_our_clock(body, publishers, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
         self._accepted += len(publishers)
+        came = self._admit_traced(data, client, now_ns) if self._tracer is not None else None
         touched: set[Peer] = set()
         run_route: Route | None = None
         run_start: i64 = 0
@@ -385,26 +400,28 @@ class EdgeCore:
             length: i64 = read_i64_le(data, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             if sequence <= publisher.accepted:
-                self._dropped[DropReason.DUPLICATE] += 1
+                self._drop(DropReason.DUPLICATE, data, start, came, now_ns)
                 continue
             publisher.accepted = sequence
             topic = publisher.topic
             topic.messages += 1
             if topic.interested_remotely:
                 if topic.target is None:
-                    self._keep_unsent(publisher, topic, data[start:end])
+                    if not self._keep_unsent(publisher, topic, data[start:end]):
+                        self._drop(DropReason.NO_ROUTER, data, start, came, now_ns)
                 elif topic.kept_messages:
                     publisher.retention.keep_sent(data[start:end])
             route = topic.ingress
             if topic.subscribers:
-                if self._is_new(topic, publisher.publisher_id, sequence):
+                if self._is_new(topic, publisher.publisher_id, sequence, data, start, came, now_ns):
                     topic.delivered += 1
                     self._delivered += 1
                 else:
                     route = topic.forward
             if route is not run_route or start != run_end or born != run_born:
                 if run_route is not None:
-                    self._send(run_route, Run(run_messages, data[run_start:run_end]), touched, now_ns)
+                    run = cut_run(run_messages, data, run_start, run_end, came)
+                    self._send(run_route, run, touched, now_ns)
                 run_route = route
                 run_start = start
                 run_messages = 0
@@ -412,21 +429,25 @@ class EdgeCore:
             run_messages += 1
             run_end = end
         if run_route is not None:
-            self._send(run_route, Run(run_messages, data[run_start:run_end]), touched, now_ns)
+            self._send(run_route, cut_run(run_messages, data, run_start, run_end, came), touched, now_ns)
         return len(publishers), touched
 
     def admit_from_broker(
-        self, body: bytes, clock_shift_ns: int, now_ns: int, router: str = ""
+        self, body: bytes, clock_shift_ns: int, now_ns: int, router: str = "", edge: str = ""
     ) -> tuple[int, set[Peer]]:
         """Take a data frame from a routing broker or another edge: deliver what is new.
 
         `clock_shift_ns` is the link's. `router` names a routing broker: what comes from one that is
-        not the topic's primary may overtake what the primary still sends. Returns the number of
-        messages and the clients that got some.
+        not the topic's primary may overtake what the primary still sends. `edge` names another edge.
+        Returns the number of messages and the clients that got some.
         """
         header = decode_batch_header(body)
         check_messages(body, header.messages)
         header = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
+        tracer = self._tracer
+        came = (
+            tracer.admit(body, router or edge, header.clock_shift_ns, now_ns) if tracer is not None else None
+        )
         touched: set[Peer] = set()
         run_route: Route | None = None
         run_start: i64 = 0
@@ -446,28 +467,29 @@ class EdgeCore:
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             topic = self._topics.get(topic_id & U32)
             if topic is None or not topic.subscribers:
-                self._dropped[DropReason.NO_SUBSCRIBER] += 1
+                self._drop(DropReason.NO_SUBSCRIBER, body, start, came, now_ns)
                 continue
             history = topic.histories.get(publisher_id)
             if history is not None and sequence == history.highest + 1 and publisher_id not in held:
                 history.highest = sequence  # what `judge` would do, for the most frequent case
             elif not in_order or (router and router != topic.primary):
                 if run_route is not None:
-                    run = Run(run_messages, body[run_start:run_end])
+                    run = cut_run(run_messages, body, run_start, run_end, came)
                     self._append(run_route, header, run, touched, now_ns)
                     run_route = None
-                item = Held(topic, header, born_ns, body[start:end], 0)
+                alone = came.of_single(start) if came is not None else None
+                item = Held(topic, header, born_ns, body[start:end], 0, alone)
                 astray = bool(router) and router != topic.primary
                 self._deliver_in_order(publisher_id, sequence, item, touched, now_ns, astray)
                 continue
-            elif not self._is_new(topic, publisher_id, sequence):
+            elif not self._is_new(topic, publisher_id, sequence, body, start, came, now_ns):
                 continue
             topic.delivered += 1
             self._delivered += 1
             route = topic.deliver
             if route is not run_route or start != run_end or born_ns >> BUCKET_SHIFT != run_born:
                 if run_route is not None:
-                    run = Run(run_messages, body[run_start:run_end])
+                    run = cut_run(run_messages, body, run_start, run_end, came)
                     self._append(run_route, header, run, touched, now_ns)
                 run_route = route
                 run_start = start
@@ -476,7 +498,7 @@ class EdgeCore:
             run_messages += 1
             run_end = end
         if run_route is not None:
-            run = Run(run_messages, body[run_start:run_end])
+            run = cut_run(run_messages, body, run_start, run_end, came)
             self._append(run_route, header, run, touched, now_ns)
         return header.messages, touched
 
@@ -543,25 +565,52 @@ class EdgeCore:
                 messages[read_i64_le(body, start + SEQUENCE_OFFSET)] = body[start:end]
         return found
 
-    def _is_new(self, topic: Topic, publisher_id: int, sequence: int) -> bool:
+    def _trace_link(self, peer: Peer) -> None:
+        if self._tracer is not None:
+            peer.outbox.trace = self._tracer.link(_bare(peer.name))
+
+    def _admit_traced(self, data: bytes, client: Peer, now_ns: int) -> Passage | None:
+        """How a client's frame came, if messages of it are traced; stamps are on our clock already."""
+        assert self._tracer is not None
+        came = self._tracer.admit(data, _bare(client.name), 0, now_ns)
+        if came is not None:
+            self._tracer.remember(data, came)
+        return came
+
+    def _drop(self, reason: DropReason, data: bytes, offset: int, came: Passage | None, now_ns: int) -> None:
+        self._dropped[reason] += 1
+        if came is not None and self._tracer is not None:
+            self._tracer.rejected(reason_named(reason.name), data, offset, came, now_ns)
+
+    def _is_new(
+        self,
+        topic: Topic,
+        publisher_id: int,
+        sequence: int,
+        data: bytes,
+        offset: int,
+        came: Passage | None,
+        now_ns: int,
+    ) -> bool:
         history = topic.histories.get(publisher_id)
         if history is None:
             history = topic.histories[publisher_id] = History()
         verdict = history.judge(sequence)
         if verdict is Verdict.NEW:
             return True
-        self._dropped[DropReason.LATE if verdict is Verdict.LATE else DropReason.DUPLICATE] += 1
+        reason = DropReason.LATE if verdict is Verdict.LATE else DropReason.DUPLICATE
+        self._drop(reason, data, offset, came, now_ns)
         return False
 
-    def _keep_unsent(self, publisher: Publisher, topic: Topic, message: bytes) -> None:
+    def _keep_unsent(self, publisher: Publisher, topic: Topic, message: bytes) -> bool:
         """No routing broker can be reached: keep a message if its topic asks for that."""
-        if topic.kept_messages:
-            retention = publisher.retention
-            dropped = retention.dropped
-            retention.keep_unsent(message)
-            self._dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
-        else:
-            self._dropped[DropReason.NO_ROUTER] += 1
+        if not topic.kept_messages:
+            return False
+        retention = publisher.retention
+        dropped = retention.dropped
+        retention.keep_unsent(message)
+        self._dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
+        return True
 
     def _send(self, route: Route, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run that starts its journey here; its messages are stamped with our clock."""
@@ -574,6 +623,8 @@ class EdgeCore:
             deadline = route.unsure.until_ns = now_ns + route.deadline_ns
         else:
             deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unsure.until_ns)
+        if run.came is not None and self._tracer is not None and not route.peers:
+            self._tracer.received(run)
         for peer in route.peers:
             sent = run
             if peer.outbox.is_overloaded(now_ns):
@@ -582,6 +633,8 @@ class EdgeCore:
                 if sifted is not run:
                     reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
                     self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
+                    if peer.outbox.trace is not None:
+                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
                 if sifted is None:
                     continue
                 sent = sifted
@@ -602,7 +655,7 @@ class EdgeCore:
         disturbed = astray or now_ns < self._disturbed_until_ns or held is not None
         if disturbed and history is not None and history.highest and sequence > history.highest + 1:
             if held is not None and sequence in held:
-                self._dropped[DropReason.DUPLICATE] += 1
+                self._drop(DropReason.DUPLICATE, item.data, 0, item.came, now_ns)
                 return
             until_ns = self._held_until(item, now_ns)
             if until_ns > now_ns:
@@ -621,10 +674,11 @@ class EdgeCore:
         self, publisher_id: int, sequence: int, item: Held, touched: set[Peer], now_ns: int
     ) -> None:
         topic = item.topic
-        if self._is_new(topic, publisher_id, sequence):
+        if self._is_new(topic, publisher_id, sequence, item.data, 0, item.came, now_ns):
             topic.delivered += 1
             self._delivered += 1
-            self._append(topic.deliver, item.header, Run(1, item.data), touched, now_ns)
+            run = cut_run(1, item.data, 0, len(item.data), item.came)
+            self._append(topic.deliver, item.header, run, touched, now_ns)
 
     def _release_successors(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
         """Deliver held messages that have no gap before them any more."""
@@ -705,6 +759,8 @@ class EdgeCore:
 
     def _send_again(self, again: Resending, touched: set[Peer], now_ns: int) -> None:
         for route, run in again.take():
+            if self._tracer is not None:
+                self._tracer.send_again(run)
             self._send(route, run, touched, now_ns)
 
     def _update_routes(self, topic: Topic) -> None:
@@ -733,3 +789,8 @@ class EdgeCore:
         if topic.floor_ns:
             route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         return route
+
+
+def _bare(peer: str) -> str:
+    """The name a peer gives itself, without the role before it."""
+    return peer.partition(":")[2] or peer

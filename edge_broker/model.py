@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from overlay.batch import BatchHeader
+from overlay.batch import BatchHeader, Passage
 from overlay.bounds import Delays
 from overlay.history import History
 from overlay.outbox import Outbox
@@ -80,6 +80,8 @@ class Held(NamedTuple):
     born_ns: int
     data: bytes
     until_ns: int
+    came: Passage | None = None
+    """Set if it is traced."""
 
 
 class Publisher:

@@ -11,6 +11,7 @@ The loops that look at every message read single fields with `librt`: compiled t
 code (`make compile`), interpreted they cost about what `struct` does.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,7 @@ BORN_END: Final = 28
 LENGTH_WORD_OFFSET: Final = 24
 """The length is the upper half of the eight bytes here, the topic the lower half of those at 0."""
 U32: Final = 0xFFFF_FFFF
+_BEYOND: Final = 0x7FFF_FFFF
 
 _BATCH_HEADER: Final = Struct("<BxxQqI")
 _FRAME_AND_BATCH_HEADER: Final = Struct("<IBBxxQqI")
@@ -64,14 +66,73 @@ class BatchHeader:
         return BatchHeader(self.urgency, self.origin, clock_shift_ns, self.messages)
 
 
+class Passage:
+    """How the messages of a data frame came to a node that traces some of them."""
+
+    __slots__ = ("_next", "clock_shift_ns", "in_ns", "next_offset", "offsets", "peer_in")
+
+    def __init__(self, offsets: list[int], in_ns: int, peer_in: int, clock_shift_ns: int) -> None:
+        self.offsets = offsets
+        """Where in the frame the traced ones start, in order."""
+        self.in_ns = in_ns
+        """When they came; 0 if they came at different times and are sent again now."""
+        self.peer_in = peer_in
+        """Who sent them, as the trace numbers peers; 0 for nobody."""
+        self.clock_shift_ns = clock_shift_ns
+        """Of the messages' stamps, at this node."""
+        self._next = 0
+        self.next_offset = offsets[0]
+        """The first traced message that no run has been cut with; beyond the frame if there is none."""
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether a traced message starts in this part of the frame."""
+        at = bisect_left(self.offsets, start)
+        return at < len(self.offsets) and self.offsets[at] < end
+
+    def take(self, start: int, end: int) -> list[int]:
+        """Where traced messages start in this part of the frame, counted from its start.
+
+        Parts must be asked for in their order.
+        """
+        taken: list[int] = []
+        offsets = self.offsets
+        while self.next_offset < end:
+            if self.next_offset >= start:
+                taken.append(self.next_offset - start)
+            self._next += 1
+            self.next_offset = offsets[self._next] if self._next < len(offsets) else _BEYOND
+        return taken
+
+    def of_single(self, offset: int) -> "Passage | None":
+        """For the message at this offset on its own; None if it is not traced."""
+        if not self.covers(offset, offset + 1):
+            return None
+        return Passage([0], self.in_ns, self.peer_in, self.clock_shift_ns)
+
+
 class Run:
     """Neighbouring messages, as they are on the wire."""
 
-    __slots__ = ("data", "messages")
+    __slots__ = ("came", "data", "messages", "traced")
 
     def __init__(self, messages: int, data: bytes) -> None:
         self.messages = messages
         self.data = data
+        self.came: Passage | None = None
+        """Set if some of the messages are traced here."""
+        self.traced: list[int] | None = None
+        """Where those start."""
+
+
+def cut_run(messages: int, data: bytes, start: int, end: int, came: Passage | None) -> Run:
+    """A part of a data frame; it is told how the frame came if it holds traced messages."""
+    run = Run(messages, data[start:end])
+    if came is not None and came.next_offset < end:
+        traced = came.take(start, end)
+        if traced:
+            run.came = came
+            run.traced = traced
+    return run
 
 
 def encode_message(topic_id: int, publisher: int, sequence: int, born_ns: int, payload: bytes) -> bytes:

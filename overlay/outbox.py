@@ -22,6 +22,8 @@ from overlay.framing import FRAME_HEADER_BYTES
 from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.schedule import Calendar
+from overlay.trace import Reason
+from overlay.tracer import LinkTrace
 
 OVERLOADED_AFTER_NS: Final = 20 * MILLISECOND_NS
 """An outbox that has not run empty for this long takes in more than it gives out."""
@@ -32,6 +34,9 @@ PROMPT_NS: Final = 20 * MILLISECOND_NS
 """A peer that acknowledges within a round trip and this much can take more at a time."""
 SLOW_NS: Final = 30 * MILLISECOND_NS
 """One that needs a round trip and more than this gets less: the rest only queues on the way."""
+
+_OUTBOX_FULL: Final = int(Reason.OUTBOX_FULL)
+_EDGE_GONE: Final = int(Reason.EDGE_GONE)
 
 assert WINDOW_LEAST_BYTES <= WINDOW_FIRST_BYTES <= WINDOW_MOST_BYTES < OUTBOX_MAX_BYTES
 
@@ -109,10 +114,13 @@ class Outbox:
         "_waiting_messages",
         "_window_bytes",
         "on_sent",
+        "trace",
     )
 
     def __init__(self, capacity_bytes: int = OUTBOX_MAX_BYTES) -> None:
         self.on_sent: OnSent | None = None
+        self.trace: LinkTrace | None = None
+        """Set at a node that traces messages."""
         self._capacity_bytes = capacity_bytes
         self._waiting: Calendar[_Waiting] = Calendar()
         self._waiting_bytes = 0
@@ -159,7 +167,7 @@ class Outbox:
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages
         if self._waiting_bytes + self._unacknowledged_bytes > self._capacity_bytes:
-            return self._make_room()
+            return self._make_room(now_ns)
         return 0
 
     def take_frames(self, budget_bytes: int, now_ns: int) -> list[bytes]:
@@ -231,9 +239,12 @@ class Outbox:
         self._clear()
         return bodies
 
-    def discard(self) -> tuple[int, list[Ticket]]:
+    def discard(self, now_ns: int = 0, reason: int = _EDGE_GONE) -> tuple[int, list[Ticket]]:
         """Forget everything; returns the waiting messages dropped and the tickets of all runs."""
         dropped = self._waiting_messages
+        if self.trace is not None:
+            for item in self._waiting:
+                self.trace.dropped(item.run, reason, now_ns)
         tickets = [ticket for frame in self._unacknowledged for ticket in frame.tickets]
         tickets.extend(item.ticket for item in self._waiting if item.ticket is not None)
         self._clear()
@@ -337,6 +348,10 @@ class Outbox:
         self._bytes_sent += len(data)
         if self.on_sent is not None:
             self.on_sent(self._sent, tickets)
+        if self.trace is not None:
+            for run in runs:
+                if run.came is not None:
+                    self.trace.sent(run, now_ns)
         return data
 
     def _adapt_window(self, taken_ns: int) -> None:
@@ -345,7 +360,7 @@ class Outbox:
         elif taken_ns < PROMPT_NS and self._unacknowledged_bytes > self._window_bytes // 2:
             self._window_bytes = min(self._window_bytes * 2, WINDOW_MOST_BYTES)
 
-    def _make_room(self) -> int:
+    def _make_room(self, now_ns: int) -> int:
         """Drop what is due first, and so most likely late, until the outbox is within its capacity."""
         dropped = 0
         while self._waiting_messages and self.load_bytes > self._capacity_bytes:
@@ -356,6 +371,8 @@ class Outbox:
                 if item.ticket.cancelled:
                     continue
                 self._lost_tickets.append(item.ticket)
+            if self.trace is not None:
+                self.trace.dropped(item.run, _OUTBOX_FULL, now_ns)
             dropped += item.run.messages
         self._messages_dropped += dropped
         return dropped

@@ -15,7 +15,7 @@ or the name of a peer id. Blocks of unknown kind are skipped, so that a newer no
 whatever would change the meaning of a record raises `SCHEMA_VERSION`.
 
 Sampling is a function of publisher and sequence, so all nodes agree on it without a word on the
-wire. It is a rotation: a message is sampled if `(publisher + sequence) x STEP` modulo 2^64 lies
+wire. It is a rotation: a message is sampled if `(publisher + sequence) x SAMPLING_STEP` modulo 2^31 lies
 below a threshold. So the next sampled sequence of a publisher follows from the last one in a few
 additions, and all other messages cost a node one comparison with it.
 """
@@ -69,7 +69,7 @@ class Event(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a message was dropped; 0 for any other event."""
+    """Why a message was dropped, or was dispatched again; 0 for any other event."""
 
     NONE = 0
     LATE = 1
@@ -82,6 +82,8 @@ class Reason(IntEnum):
     EDGE_GONE = 8
     QUEUE_FULL = 9
     """A subscriber's application did not keep up."""
+    RESENT = 10
+    """Not dropped: dispatched once more, after a failover, as a precaution or because it was lost."""
     OTHER = 255
 
 
@@ -345,10 +347,12 @@ def _unpack_map(packed: bytes) -> dict[str, Any]:
 
 # Sampling
 
-_MODULUS: Final = 2**64
-_MASK: Final = _MODULUS - 1
-STEP: Final = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio: neighbouring sequences fall far apart."""
+_MODULUS: Final = 0x8000_0000
+SAMPLING_MASK: Final = 0x7FFF_FFFF
+SAMPLING_STEP: Final = 0x4F1B_BCDD
+"""2^31 divided by the golden ratio: neighbouring sequences fall far apart.
+
+With 31 bits no product exceeds what a compiled node multiplies in one instruction."""
 
 
 class Sampling:
@@ -364,25 +368,27 @@ class Sampling:
         self.threshold = min(round(rate * _MODULUS), _MODULUS)
         # From one sampled sequence the next is one of two distances away, or their sum (the three-gap
         # theorem): the first that moves the hash a bit up, and the first that moves it a bit down.
-        self._forth_gap = 1 + _first_in_range(STEP, STEP, self.threshold)
-        self._forth = self._forth_gap * STEP & _MASK
-        self._back_gap = 1 + _first_in_range(-STEP & _MASK, -STEP & _MASK, self.threshold)
-        self._back = -self._back_gap * STEP & _MASK
+        self._forth_gap = 1 + _first_in_range(SAMPLING_STEP, SAMPLING_STEP, self.threshold)
+        self._forth = self._forth_gap * SAMPLING_STEP & SAMPLING_MASK
+        self._back_gap = 1 + _first_in_range(
+            -SAMPLING_STEP & SAMPLING_MASK, -SAMPLING_STEP & SAMPLING_MASK, self.threshold
+        )
+        self._back = -self._back_gap * SAMPLING_STEP & SAMPLING_MASK
 
     def is_sampled(self, publisher: int, sequence: int) -> bool:
         """Whether all nodes trace this message."""
-        return (publisher + sequence) * STEP & _MASK < self.threshold
+        return (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
 
     def next_sampled(self, publisher: int, sequence: int) -> int:
         """The first sequence from this one on that is sampled; keep it and compare with it."""
-        position = (publisher + sequence) * STEP & _MASK
+        position = (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK
         if position < self.threshold:
             return sequence
-        return sequence + _first_in_range(position, STEP, self.threshold)
+        return sequence + _first_in_range(position, SAMPLING_STEP, self.threshold)
 
     def following(self, publisher: int, sequence: int) -> int:
         """The first sampled sequence after this sampled one."""
-        position = (publisher + sequence) * STEP & _MASK
+        position = (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK
         forth = position + self._forth < self.threshold
         back = position >= self._back
         if forth and (not back or self._forth_gap < self._back_gap):
@@ -396,7 +402,7 @@ _NEVER: Final = 2**64
 
 
 def _first_in_range(start: int, step: int, threshold: int) -> int:
-    """The first count of steps that bring `start` below the threshold, modulo 2^64."""
+    """The first count of steps that bring `start` below the threshold, modulo 2^31."""
     if start < threshold:
         return 0
     if threshold == 0:
@@ -499,27 +505,32 @@ class TraceLog:
         reason: int = 0,
     ) -> None:
         """Write down one event of a sampled message."""
-        buffer = self._buffer
-        if len(buffer) >= self._limit_bytes:
+        self.append(
+            RECORD.pack(
+                event,
+                reason,
+                peer_in,
+                peer_out,
+                topic,
+                publisher,
+                sequence,
+                born_ns,
+                in_ns,
+                out_ns,
+                age_bound_ns,
+                link_bound_ns,
+                slack_ns,
+                deadline_ns,
+            )
+        )
+
+    def append(self, record: bytes) -> None:
+        """Write down a record as packed by `RECORD`."""
+        if len(self._buffer) >= self._limit_bytes:
             self._lost += 1
             return
         self._recorded += 1
-        buffer += RECORD.pack(
-            event,
-            reason,
-            peer_in,
-            peer_out,
-            topic,
-            publisher,
-            sequence,
-            born_ns,
-            in_ns,
-            out_ns,
-            age_bound_ns,
-            link_bound_ns,
-            slack_ns,
-            deadline_ns,
-        )
+        self._buffer += record
 
     def take(self) -> tuple[bytes, bytearray]:
         """All that waits: blocks of new table entries, and records without a block around them yet.

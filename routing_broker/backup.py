@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from overlay.batch import Passage
+
 
 class Kept(NamedTuple):
     """A frame of copies."""
@@ -17,6 +19,8 @@ class Kept(NamedTuple):
     clock_shift_ns: int
     """Of the link to the primary when it came."""
     messages: int
+    came: Passage | None = None
+    """Set if some of them are traced."""
 
 
 class BackupBuffer:
@@ -43,8 +47,9 @@ class BackupBuffer:
             self._messages -= oldest.messages
             self.evicted += oldest.messages
 
-    def prune(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """The primary has dispatched the frames of these ranges, first and last included."""
+    def prune(self, ranges: Iterable[tuple[int, int]]) -> list[Kept]:
+        """The primary has dispatched the frames of these ranges, first and last included; returns them."""
+        pruned: list[Kept] = []
         for first, last in ranges:
             numbers = (
                 range(first, last + 1)
@@ -56,6 +61,8 @@ class BackupBuffer:
                 if kept is not None:
                     self._messages -= kept.messages
                     self.pruned += kept.messages
+                    pruned.append(kept)
+        return pruned
 
     def recover(self) -> list[Kept]:
         """Take everything, oldest first: the primary is dead."""

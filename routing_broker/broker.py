@@ -49,6 +49,7 @@ from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
 from runtime.operations import OperationsServer, counter, counters, gauge, gauges, hub_metrics
 from runtime.process import Background, every, new_incarnation, wait_until
+from runtime.tracing import open_recorder, tracer_of
 
 log = logging.getLogger("isthmus.router")
 
@@ -71,7 +72,8 @@ class RoutingBroker:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.id = config.id
-        self.core = RouterCore(Mode(config.mode), config.delays)
+        self._recorder = open_recorder(config.tracing, self.id, Role.ROUTER)
+        self.core = RouterCore(Mode(config.mode), config.delays, tracer_of(self._recorder))
         self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
         self.coordinator = Coordinator(self.session)
         self.hub: Hub
@@ -139,6 +141,8 @@ class RoutingBroker:
         self._candidacy = self.coordinator.join_election(self.id, policy_by_name(config.policy))
         self._background.spawn(every(1.0, self._housekeeping), "housekeeping")
         self._background.spawn(self._report_load(), "report load")
+        if self._recorder is not None:
+            self._background.spawn(self._recorder.flush_regularly(), "flush traces")
         log.info("routing broker serves", extra={"locator": self.locator, "http": self.http})
 
     async def drain(self) -> None:
@@ -174,6 +178,8 @@ class RoutingBroker:
         await self._operations.close()
         await self.coordinator.close()
         await self.session.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
     # Connections
 
@@ -218,9 +224,8 @@ class RoutingBroker:
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from an edge, or copies from a primary."""
         if link.role is Role.ROUTER:
-            link.messages_received += self.core.keep(
-                link.peer, link.received, body, link.clock.shift_at(now_ns)
-            )
+            shift_ns = link.clock.shift_at(now_ns)
+            link.messages_received += self.core.keep(link.peer, link.received, body, shift_ns, now_ns)
             return
         count, touched = self.core.admit(link.context, body, link.clock.shift_at(now_ns), now_ns)
         link.messages_received += count
@@ -230,7 +235,8 @@ class RoutingBroker:
         """A primary has dispatched what we hold copies of."""
         if link.role is not Role.ROUTER or not isinstance(message, Prune) or len(message.frames) % 2:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} from a {link.role}")
-        self.core.prune(link.peer, zip(message.frames[::2], message.frames[1::2], strict=True))
+        ranges = zip(message.frames[::2], message.frames[1::2], strict=True)
+        self.core.prune(link.peer, ranges, self.hub.clock())
 
     def _edge_link(self, edge: str, lan: str) -> Link:
         peer = self.core.peer(edge, lan)
@@ -384,7 +390,7 @@ class RoutingBroker:
             if edge in self._edges or (link is not None and link.is_up):
                 self._unseen_since_ns.pop(edge, None)
             elif now_ns - self._unseen_since_ns.setdefault(edge, now_ns) > _EDGE_LINGER_NS:
-                self.core.remove_peer(edge)
+                self.core.remove_peer(edge, now_ns)
                 self._links.pop(f"{Role.EDGE}:{edge}", None)
                 self._unseen_since_ns.pop(edge, None)
 
@@ -480,6 +486,7 @@ class RoutingBroker:
             "flagged": dict(self._admission.flags),
             "core": self.core.statistics(),
             "session": self.session.statistics(),
+            "tracing": self._recorder.statistics() if self._recorder is not None else None,
             "links": [link.statistics() for link in self._links.values()],
         }
 

@@ -46,8 +46,10 @@ from overlay.batch import (
     MESSAGE_HEADER_BYTES,
     U32,
     BatchHeader,
+    Passage,
     Run,
     check_messages,
+    cut_run,
     decode_batch_header,
 )
 from overlay.bounds import NO_DELAYS, UNBOUNDED, Delays, needs_replication, replicate_within_ns
@@ -59,6 +61,8 @@ from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
 from overlay.schedule import BUCKET_SHIFT
 from overlay.shedding import Hop, crash_losses, shares_of
+from overlay.trace import Event
+from overlay.tracer import Tracer, reason_named
 from overlay.urgency import Unsure, deadline_ns
 from routing_broker.backup import BackupBuffer, Kept, to_ranges
 from routing_broker.mode import Mode
@@ -83,7 +87,10 @@ _SHARED_ROUTES_MAX: Final = 4_096
 class RouterCore:
     """The synchronous heart of a routing broker."""
 
-    def __init__(self, mode: Mode = Mode.FRAME, delays: Delays | None = None) -> None:
+    def __init__(
+        self, mode: Mode = Mode.FRAME, delays: Delays | None = None, tracer: Tracer | None = None
+    ) -> None:
+        self._tracer = tracer
         self._mode = mode
         self._delays = delays or NO_DELAYS
         self._least_ns: dict[str, int] = {}
@@ -115,16 +122,18 @@ class RouterCore:
         peer = self._peers.get(edge)
         if peer is None:
             peer = self._peers[edge] = Peer(edge, lan, Outbox())
+            if self._tracer is not None:
+                peer.outbox.trace = self._tracer.link(edge)
         elif peer.lan != lan:
             peer.lan = lan
             self._forget_routes()
         return peer
 
-    def remove_peer(self, edge: str) -> None:
+    def remove_peer(self, edge: str, now_ns: int = 0) -> None:
         """The edge broker is gone for good."""
         peer = self._peers.pop(edge, None)
         if peer is not None:
-            dropped, tickets = peer.outbox.discard()
+            dropped, tickets = peer.outbox.discard(now_ns)
             self._dropped[DropReason.EDGE_GONE] += dropped
             self.acknowledged(tickets)
             self._forget_routes()
@@ -170,6 +179,8 @@ class RouterCore:
                 topic.floor_ns = max(topic.floor_ns, now_ns + deadline_ns(old.qos))
                 self._settling.add(topic_id)
         self._topics[topic_id] = topic
+        if self._tracer is not None:
+            self._tracer.define_topic(topic_id, name, qos)
         self._forget_routes_of(topic_id)
         self._resize_buffers()
         touched: set[Peer] = set()
@@ -218,7 +229,7 @@ class RouterCore:
             kept = [item for item in waiting if now_ns - item.since_ns <= UNROUTED_MAX_NS]
             for item in waiting[: len(waiting) - len(kept)]:
                 self._unrouted_bytes -= len(item.run.data)
-                self._dropped[DropReason.UNROUTED] += item.run.messages
+                self._drop_unrouted(item.run, now_ns)
             if kept:
                 self._unrouted[topic_id] = kept
             else:
@@ -229,14 +240,19 @@ class RouterCore:
 
     # Data
 
-    def admit(self, source: Peer, body: bytes, clock_shift_ns: int, now_ns: int) -> tuple[int, set[Peer]]:
+    def admit(
+        self, source: Peer, body: bytes, clock_shift_ns: int, now_ns: int, came: Passage | None = None
+    ) -> tuple[int, set[Peer]]:
         """Take the body of a data frame from an edge: cut it into runs, queue them for their edges.
 
-        `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
+        `clock_shift_ns` is the link's. `came` is of a frame that came earlier, as a copy. Returns the
+        number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
         check_messages(body, header.messages)
         onward = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
+        if self._tracer is not None and came is None:
+            came = self._tracer.admit(body, source.name, onward.clock_shift_ns, now_ns)
         routes = source.routes
         touched: set[Peer] = set()
         run_route: Route | None = None
@@ -255,7 +271,7 @@ class RouterCore:
             route = routes.get(topic_id) or self._route(source, topic_id)
             if route is not run_route or born != run_born or (route is None and topic_id != run_topic):
                 if run_messages:
-                    run = Run(run_messages, body[run_start:start])
+                    run = cut_run(run_messages, body, run_start, start, came)
                     if run_route is None:
                         self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
                     else:
@@ -267,7 +283,7 @@ class RouterCore:
                 run_born = born
             run_messages += 1
         if run_messages:
-            run = Run(run_messages, body[run_start:end])
+            run = cut_run(run_messages, body, run_start, end, came)
             if run_route is None:
                 self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
             else:
@@ -320,6 +336,8 @@ class RouterCore:
         """The link to a routing broker is up: copies may go there. Returns peers with new data."""
         outbox.on_sent = lambda number, tickets: self._replica_sent(router, number, tickets)
         self._backups[router] = Peer(router, "", outbox)
+        if self._tracer is not None:
+            outbox.trace = self._tracer.link(router, int(Event.REPLICATED))
         self._kept[router] = self._new_buffer()
         touched: set[Peer] = set()
         for copy in self._undispatched:
@@ -353,15 +371,23 @@ class RouterCore:
 
     # Replication: as backup
 
-    def keep(self, router: str, number: int, body: bytes, clock_shift_ns: int) -> int:
+    def keep(self, router: str, number: int, body: bytes, clock_shift_ns: int, now_ns: int = 0) -> int:
         """A primary sends copies in frame `number`; returns how many."""
-        messages = decode_batch_header(body).messages
-        self._kept[router].keep(number, Kept(body, clock_shift_ns, messages))
-        return messages
+        header = decode_batch_header(body)
+        came: Passage | None = None
+        if self._tracer is not None:
+            shift_ns = add_shifts(header.clock_shift_ns, clock_shift_ns)
+            came = self._tracer.admit(body, router, shift_ns, now_ns)
+            if came is not None:
+                self._tracer.frame(int(Event.RECEIVED), body, came, 0)
+        self._kept[router].keep(number, Kept(body, clock_shift_ns, header.messages, came))
+        return header.messages
 
-    def prune(self, router: str, ranges: Iterable[tuple[int, int]]) -> None:
+    def prune(self, router: str, ranges: Iterable[tuple[int, int]], now_ns: int = 0) -> None:
         """A primary has dispatched these frames of copies."""
-        self._kept[router].prune(ranges)
+        for kept in self._kept[router].prune(ranges):
+            if kept.came is not None and self._tracer is not None:
+                self._tracer.frame(int(Event.DISCARDED), kept.body, kept.came, now_ns)
 
     def recover(self, router: str, now_ns: int) -> set[Peer]:
         """A primary is lost: dispatch what is left of its copies. Returns the peers that got some."""
@@ -378,7 +404,7 @@ class RouterCore:
         for kept in buffer.recover():
             # The LAN of the ingress edge is not known: its edges get the messages too and drop them.
             with suppress(ProtocolError):  # one frame nobody can read must not cost the others
-                count, reached = self.admit(nowhere, kept.body, kept.clock_shift_ns, now_ns)
+                count, reached = self.admit(nowhere, kept.body, kept.clock_shift_ns, now_ns, kept.came)
                 self._recovered += count
                 touched |= reached
 
@@ -413,6 +439,8 @@ class RouterCore:
                 if sifted is not run:
                     reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
                     self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
+                    if peer.outbox.trace is not None:
+                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
                 if sifted is None:
                     if copy is not None:
                         self.acknowledged((copy,))
@@ -563,10 +591,17 @@ class RouterCore:
         self._schedule(route, onward, item.run, touched, now_ns)
         return True
 
+    def _drop_unrouted(self, run: Run, now_ns: int) -> None:
+        self._dropped[DropReason.UNROUTED] += run.messages
+        if self._tracer is not None:
+            self._tracer.run(int(Event.DROPPED), reason_named(DropReason.UNROUTED.name), run, now_ns)
+
     def _hold(self, item: Unrouted, topic_id: int) -> None:
         if self._unrouted_bytes + len(item.run.data) > UNROUTED_MAX_BYTES:
-            self._dropped[DropReason.UNROUTED] += item.run.messages
+            self._drop_unrouted(item.run, item.since_ns)
             return
+        if self._tracer is not None:
+            self._tracer.received(item.run)
         self._unrouted_bytes += len(item.run.data)
         self._unrouted.setdefault(topic_id, []).append(item)
 

@@ -37,6 +37,7 @@ from overlay.locator import Locator
 from overlay.names import check_name
 from runtime.errors import ConfigurationError
 from runtime.hub import Pace
+from runtime.tracing import DEFAULT_SAMPLING, TraceSettings
 
 _PREFIX = "ISTHMUS_"
 
@@ -71,6 +72,10 @@ class BrokerConfig:
     log_style: str = "text"
     insecure: bool = False
     """Accept connections from other hosts without TLS."""
+    trace_dir: str = ""
+    """Folder for traces; nothing is traced if empty."""
+    trace_sample: float = DEFAULT_SAMPLING
+    """Share of messages that are traced; must be the same at all nodes."""
 
     @property
     def pace(self) -> Pace:
@@ -86,6 +91,11 @@ class BrokerConfig:
             primary_to_backup_ns=round(self.backup_delay_ms * MILLISECOND_NS),
             failover_ns=round(self.failover_ms * MILLISECOND_NS),
         )
+
+    @property
+    def tracing(self) -> TraceSettings | None:
+        """Where and how much to trace; None if nothing is traced."""
+        return TraceSettings(Path(self.trace_dir), self.trace_sample) if self.trace_dir else None
 
     @property
     def host(self) -> str:
@@ -115,6 +125,10 @@ class BrokerConfig:
         if not 1 <= self.session_timeout_s <= 60:
             raise ConfigurationError(
                 f"session_timeout_s is {self.session_timeout_s:g}: it must be between 1 and 60"
+            )
+        if not 0 <= self.trace_sample <= 1:
+            raise ConfigurationError(
+                f"trace_sample is {self.trace_sample:g}: give a share of the messages between 0 and 1"
             )
         if self.log_style not in {"text", "json"}:
             raise ConfigurationError(f"log_style is {self.log_style!r}: use text or json")

@@ -1,7 +1,7 @@
 """Writing a node's trace to segment files, off the hot path.
 
 The core appends records to an `overlay.trace.TraceLog`. The node calls `flush` on its event loop
-about once a second: that takes the bytes out of the log and hands them to a thread of the
+a few times a second: that takes the bytes out of the log and hands them to a thread of the
 recorder, which alone touches the disk. A segment is `<node>-<start>-<number>.open` while it
 grows and `.segment` once it is closed, by size or by age; readers take closed ones.
 
@@ -14,6 +14,7 @@ A disk that is full or gone never disturbs the node: records are counted as lost
 header of the next segment that can be written. So is what the disk quota deleted.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -21,10 +22,11 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from overlay.limits import MIB, SECOND_NS
 from overlay.trace import (
@@ -35,19 +37,21 @@ from overlay.trace import (
     TraceLog,
     block_header,
 )
+from overlay.tracer import Tracer
 from runtime.errors import RuntimeShellError
 
 log = logging.getLogger("isthmus.tracing")
 
-FLUSH_INTERVAL_S: Final = 1.0
-"""How often a node should call `TraceRecorder.flush`: what a kill can cost."""
+DEFAULT_SAMPLING: Final = 0.01
+FLUSH_INTERVAL_S: Final = 0.25
+"""How often a node calls `TraceRecorder.flush`: what a kill can cost."""
 SEGMENT_MAX_BYTES: Final = 32 * MIB
 SEGMENT_MAX_AGE_NS: Final = 10 * SECOND_NS
 """A segment is closed after this time, so that a live view is not far behind."""
 QUOTA_BYTES: Final = 1024 * MIB
 """Closed segments of one node on disk; the oldest are deleted beyond it."""
-QUEUE_MAX_CHUNKS: Final = 8
-"""Flushes that may wait for the disk."""
+WAITING_MAX_CHUNKS: Final = 8
+"""Flushes of one node that may wait for the disk."""
 OPEN_SUFFIX: Final = ".open"
 CLOSED_SUFFIX: Final = ".segment"
 
@@ -76,7 +80,7 @@ class TraceSettings:
     """Where and how much to trace."""
 
     folder: Path
-    sampling: float = 0.01
+    sampling: float = DEFAULT_SAMPLING
     quota_bytes: int = QUOTA_BYTES
     segment_bytes: int = SEGMENT_MAX_BYTES
     segment_age_ns: int = SEGMENT_MAX_AGE_NS
@@ -84,6 +88,7 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
+    writer: "_Writer"
     new_tables: bytes
     all_tables: bytes
     """Written instead if this chunk starts a segment."""
@@ -91,6 +96,7 @@ class _Chunk:
     now_ns: int
     lost_records: int
     close: bool
+    written: threading.Event = field(default_factory=threading.Event)
 
 
 class TraceRecorder:
@@ -116,22 +122,35 @@ class TraceRecorder:
         self.log = TraceLog(Sampling(settings.sampling))
         self._clock_ns = clock_ns
         self._writer = _Writer(settings, node, role, lan, clock_ns, wall_ns)
-        self._chunks: queue.Queue[_Chunk | None] = queue.Queue(QUEUE_MAX_CHUNKS)
-        self._thread = threading.Thread(target=self._write, name=f"trace of {node}", daemon=True)
-        self._thread.start()
+        self._handed = 0
+        self._closed = False
+        self._disk = _Disk.join()
+
+    @classmethod
+    def here(cls, settings: TraceSettings, node: str, role: str, lan: str = "") -> Self:
+        """A recorder on this machine's clocks. Raises TracingError."""
+        return cls(settings, node, role, lan, clock_ns=time.monotonic_ns, wall_ns=time.time_ns)
 
     def flush(self) -> None:
         """Hand what was recorded to the disk's thread; call it on the node's own thread."""
-        if not self._chunks.full():
-            self._chunks.put_nowait(self._next_chunk(close=False))
+        if self._handed - self._writer.chunks < WAITING_MAX_CHUNKS:
+            self._disk.put(self._next_chunk(close=False))
         # Else the disk is slower than the node: what waits stays in the log, which counts what it loses.
+
+    async def flush_regularly(self) -> None:
+        """Flush until cancelled; on the node's own event loop."""
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            self.flush()
 
     def close(self) -> None:
         """Write all and close the segment; returns when it is on disk."""
-        if self._thread.is_alive():
-            self._chunks.put(self._next_chunk(close=True))
-            self._chunks.put(None)
-            self._thread.join()
+        if not self._closed:
+            self._closed = True
+            chunk = self._next_chunk(close=True)
+            self._disk.put(chunk)
+            chunk.written.wait()
+            self._disk.leave()
 
     def statistics(self) -> TraceStatistics:
         """Counts since the start."""
@@ -145,14 +164,56 @@ class TraceRecorder:
 
     def _next_chunk(self, *, close: bool) -> _Chunk:
         new_tables, records = self.log.take()
-        return _Chunk(new_tables, self.log.tables(), records, self._clock_ns(), self.log.lost, close)
+        self._handed += 1
+        return _Chunk(
+            self._writer, new_tables, self.log.tables(), records, self._clock_ns(), self.log.lost, close
+        )
+
+
+class _Disk:
+    """The one thread of a process that writes segments, however many nodes the process has."""
+
+    _lock = threading.Lock()
+    _current: "_Disk | None" = None
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="traces", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def join(cls) -> "_Disk":
+        """Use the thread; it is started for the first user."""
+        with cls._lock:
+            if cls._current is None:
+                cls._current = cls()
+            cls._current._users += 1
+            return cls._current
+
+    def leave(self) -> None:
+        """Use the thread no longer; it ends with its last user."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            _Disk._current = None
+        self._chunks.put(None)
+        self._thread.join()
+
+    def put(self, chunk: _Chunk) -> None:
+        """Have a chunk written."""
+        self._chunks.put(chunk)
 
     def _write(self) -> None:
         while (chunk := self._chunks.get()) is not None:
             try:
-                self._writer.write(chunk)
+                chunk.writer.write(chunk)
             except OSError as error:
-                self._writer.lose(chunk, error)
+                chunk.writer.lose(chunk, error)
+            finally:
+                chunk.writer.chunks += 1
+                chunk.written.set()
 
 
 class _Writer:
@@ -181,6 +242,8 @@ class _Writer:
         self._number = 0
         self._written = 0
         self._opened_ns = 0
+        self.chunks = 0
+        """Written or lost so far."""
         self.lost_records = 0
         self.closed_segments = 0
         self.deleted_segments = 0
@@ -290,6 +353,18 @@ class _Writer:
                 path.unlink()
                 self.deleted_segments += 1
             excess -= size
+
+
+def open_recorder(
+    settings: TraceSettings | None, node: str, role: str, lan: str = ""
+) -> TraceRecorder | None:
+    """A recorder on this machine's clocks; None if nothing is to be traced. Raises TracingError."""
+    return None if settings is None else TraceRecorder.here(settings, node, role, lan)
+
+
+def tracer_of(recorder: TraceRecorder | None) -> Tracer | None:
+    """What a core records with."""
+    return None if recorder is None else Tracer(recorder.log)
 
 
 def file_name_of(node: str) -> str:

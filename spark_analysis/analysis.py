@@ -101,6 +101,7 @@ def _analyse(
     streams = keep(summaries.streams(journeys.deliveries(rows, messages, publishers), numbered))
     progress("topics")
     topics = collector.collect("topics", summaries.topics(streams, messages))
+    ages = collector.collect("ages", summaries.ages(streams))
     collector.collect("lans", summaries.lans(streams))
     collector.collect("drops", summaries.drops(rows))
     progress("hops and links")
@@ -123,7 +124,7 @@ def _analyse(
     problems = find_problems(segments, clocks, links, topics, shipment.set_aside) + collector.cut
     return Analysis(
         tables=collector.tables,
-        summary=_summarise(topics, hops, links, sampling, problems, found),
+        summary=_summarise(topics, hops, links, sampling, problems, found, carriers, ages),
         problems=problems,
         timeline_bin_us=bin_us,
         outages=found,
@@ -225,6 +226,8 @@ def _summarise(
     sampling: float,
     problems: list[str],
     found: list[outages.Outage],
+    carriers: list[Row],
+    ages: list[Row],
 ) -> Row:
     judged = sum((row["judged"] or 0) + (row["lost"] or 0) for row in topics if row["judged"])
     in_time = sum(row["in_time"] or 0 for row in topics)
@@ -236,6 +239,7 @@ def _summarise(
         "bound_violations": sum(row["bound_violations"] for row in topics),
         "bounds_checked": sum(row["bounds_checked"] for row in topics),
         "deadline_hit_pct": round(100 * in_time / judged, 4) if judged else None,
+        "age": {name: ages[0][name] if ages else None for name in ("p50_ms", "p99_ms", "max_ms")},
         "sampling": sampling,
         "topics": topics,
         "hops": [{name: value for name, value in row.items() if name != "place"} for row in hops],
@@ -249,6 +253,7 @@ def _summarise(
                 "topics": outage.topics,
                 "lost": outage.lost,
                 "longest_loss_run": outage.longest_loss_run,
+                "carriers": outages.describe_carriers(carriers, outage.number),
             }
             for outage in found
         ],

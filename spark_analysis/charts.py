@@ -248,7 +248,7 @@ def waterfall(legs: Sequence[Row]) -> str:
     for index, ((_, sequence, subscriber), way) in enumerate(journeys.items()):
         y = top + bar * index
         parts.append(
-            text(left - 10, y + 15, f"{way[0]['topic']} #{sequence} → {subscriber}"[:34], anchor="end")
+            text(left - 10, y + 15, f"{way[0]['topic']} #{sequence} → {subscriber[:8]}"[-36:], anchor="end")
         )
         x = float(left)
         for leg in way:

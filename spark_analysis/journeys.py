@@ -59,7 +59,8 @@ def legs(rows: DataFrame, nodes: DataFrame) -> DataFrame:
     """One row per message and pair of nodes it went between.
 
     The sender's row tells when it left, the receiver's when it came. `link_ns` is exact on one
-    clock; elsewhere it is the link's bound, and `exact` is false.
+    clock; elsewhere it is the link's bound, and `exact` is false. `resent` legs are those of messages
+    that an edge sent once more after a failover.
     """
     no_time = sf.lit(None).cast("long")
     host = sf.xxhash64("host")
@@ -69,6 +70,7 @@ def legs(rows: DataFrame, nodes: DataFrame) -> DataFrame:
         (sf.col("out_ns") - sf.col("in_ns")).alias("wait_ns"),
         sf.col("out_ns").alias("sent_ns"),
         host.alias("sent_host"),
+        (sf.coalesce("reason", sf.lit("")) == "resent").alias("resent"),
         no_time.alias("arrived_ns"),
         no_time.alias("arrived_host"),
         no_time.alias("link_bound_ns"),
@@ -79,6 +81,7 @@ def legs(rows: DataFrame, nodes: DataFrame) -> DataFrame:
         no_time.alias("wait_ns"),
         no_time.alias("sent_ns"),
         no_time.alias("sent_host"),
+        sf.lit(None).cast("boolean").alias("resent"),
         sf.col("in_ns").alias("arrived_ns"),
         host.alias("arrived_host"),
         sf.col("link_bound_ns"),
@@ -102,6 +105,7 @@ def legs(rows: DataFrame, nodes: DataFrame) -> DataFrame:
                     "wait_ns",
                     "sent_ns",
                     "sent_host",
+                    "resent",
                     "arrived_ns",
                     "arrived_host",
                     "link_bound_ns",

@@ -47,8 +47,8 @@ svg text.small { font-size: 10.5px; fill: var(--ink); }
 rect.link { opacity: .45; }
 rect.cell { rx: 5px; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap;
+table { border-collapse: collapse; width: 100%; font-size: 13px; }
+th, td { text-align: right; padding: 5px 7px; border-bottom: 1px solid var(--rule); white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 th { color: var(--quiet); font-weight: 500; }
 th:first-child, td:first-child { text-align: left; }

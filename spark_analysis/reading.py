@@ -1,5 +1,6 @@
 """Sessions, and traces as DataFrames: from a local folder, which is shipped first, or from any URL."""
 
+import contextlib
 import os
 import re
 import sys
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, types
 
 from overlay.trace import ROW_COLUMNS, SEGMENT_COLUMNS, Column
@@ -30,6 +32,11 @@ def _schema(columns: Iterable[Column]) -> types.StructType:
 
 ROWS_SCHEMA: Final = _schema(ROW_COLUMNS)
 SEGMENTS_SCHEMA: Final = _schema(SEGMENT_COLUMNS)
+
+SMALL_ROWS: Final = 300_000
+MEDIUM_ROWS: Final = 3_000_000
+QUIET: Final = f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
+"""Errors only: Spark's warnings about host names and native libraries help nobody here."""
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://")
 
@@ -61,11 +68,13 @@ def open_session(
         .config("spark.python.sql.dataFrameDebugging.enabled", "false")
     )
     if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # One host: nothing has to be reachable from outside, and small runs need few tasks.
         builder = (
             builder.config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.memory", "2g")
+            .config("spark.driver.extraJavaOptions", QUIET)
             .config("spark.sql.shuffle.partitions", "16")
         )
     for key, value in (settings or {}).items():
@@ -80,6 +89,29 @@ def open_session(
         ) from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def settings_for(url: str) -> dict[str, str]:
+    """What makes Spark on one machine quick for traces of this size; nothing for those elsewhere.
+
+    Of a small job nearly all the time goes into planning, generating code and compiling it, so it
+    does without most of that.
+    """
+    if not url.startswith("file:"):
+        return {}
+    files = (Path(url.removeprefix("file://")) / ROWS_FOLDER).rglob("*.parquet")
+    rows = 0
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # the report tells of damaged files
+            rows += pq.read_metadata(file).num_rows
+    if rows > SMALL_ROWS:
+        return {} if rows > MEDIUM_ROWS else {"spark.sql.shuffle.partitions": "4"}
+    return {
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.driver.extraJavaOptions": f"{QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
 
 
 def is_url(location: str) -> bool:

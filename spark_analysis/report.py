@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from spark_analysis.analysis import Analysis, Progress, analyse
+from spark_analysis.charts import milliseconds
 from spark_analysis.errors import AnalysisError
 from spark_analysis.page import render
 from spark_analysis.reading import is_url, prepare, read_traces
@@ -107,6 +108,42 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
                     }
                 )
     return changes
+
+
+def headlines(summary: Mapping[str, Any]) -> list[str]:
+    """A report in a few lines for people."""
+    hit = summary["deadline_hit_pct"]
+    in_time = "" if hit is None else f", {hit:.2f} % in time"
+    ages = summary["age"]
+    lines = [
+        f"{summary['messages']:,} messages traced: end to end p50 {milliseconds(ages['p50_ms'])}, "
+        f"p99 {milliseconds(ages['p99_ms'])}{in_time}",
+        f"{summary['bound_violations']:,} of {summary['bounds_checked']:,} age bounds broken",
+    ]
+    losing = [row for row in summary["topics"] if row["longest_loss_run"]]
+    if losing:
+        worst = max(losing, key=_loss_excess)
+        limit = worst["loss_tolerance"]
+        lines.append(
+            f"longest loss run {worst['longest_loss_run']} ({worst['topic']}, tolerated "
+            f"{'any' if limit is None else limit})"
+        )
+    else:
+        lines.append("no message lost")
+    if summary["outages"]:
+        longest = max(summary["outages"], key=lambda outage: outage["duration_ms"])
+        lines.append(
+            f"longest silence {longest['duration_ms']:.0f} ms, in {longest['streams']} streams of "
+            f"{longest['topics']} topics; routers: {longest['carriers']}"
+        )
+    return lines
+
+
+def _loss_excess(row: Mapping[str, Any]) -> tuple[float, int]:
+    """How bad a topic's losses are: those beyond the tolerance first."""
+    run = row["longest_loss_run"] or 0
+    limit = row["loss_tolerance"]
+    return (float("-inf") if limit is None else run - limit), run
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:

@@ -88,10 +88,18 @@ def topics(stream_rows: DataFrame, messages: DataFrame) -> DataFrame:
     )
 
 
+def ages(stream_rows: DataFrame) -> DataFrame:
+    """Ages of all deliveries together."""
+    together = stream_rows.select(sf.lit("all").alias("what"), "age_ns")
+    return percentiles(count_buckets(together, ["what"], "age_ns"), ["what"])
+
+
 def observations(legs: DataFrame) -> DataFrame:
     """Every wait in a node and every crossing of a link, as `kind` (queue or link) and `duration_ns`."""
+    # What is sent again after a failover had been sent before: its wait is that of a spare.
+    wait_ns = sf.when(sf.coalesce("resent", sf.lit(False)), None).otherwise(sf.col("wait_ns"))
     both = sf.array(
-        sf.struct(sf.lit("queue").alias("kind"), sf.col("wait_ns").alias("duration_ns")),
+        sf.struct(sf.lit("queue").alias("kind"), wait_ns.alias("duration_ns")),
         sf.struct(sf.lit("link").alias("kind"), sf.col("link_ns").alias("duration_ns")),
     )
     return legs.select(

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from overlay.limits import SECOND_NS
+from runtime.tracing import TraceSettings
 from topology.checker import Crash, TopicVerdict, failover_gap_ms, judge_topic
 from topology.errors import DriverError, TopologyError
 from topology.load_runner import LoadResults, LoadRunner
@@ -125,10 +126,11 @@ async def run_demo(
     observer: Observer,
     keep: bool = False,
     kind: type[ProcessDriver] = ProcessDriver,
+    trace: TraceSettings | None = None,
 ) -> DemoResult:
     """Play the scenario. Raises TopologyError or CoordinationError if it cannot be played to its end."""
     check_topology(topology)
-    async with running(topology, keep=keep, say=observer.say, kind=kind) as driver:
+    async with running(topology, keep=keep, say=observer.say, kind=kind, trace=trace) as driver:
         result = await _Scenario(driver, observer, seconds).run()
         driver.keeps_directory |= not result.ok
         return result

@@ -21,11 +21,13 @@ import json
 import signal
 import time
 from array import array
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 from clients import Client, Publisher, Subscription
 from runtime.logs import configure_logging
+from runtime.tracing import DEFAULT_SAMPLING, TraceSettings
 from topology.endpoints import PublisherSpec, SubscriberSpec
 from topology.lines import read_commands, say
 from topology.model import Topology, load_topology
@@ -61,6 +63,11 @@ class Source:
         self._period_s = 1 / spec.rate_per_s
         self._size = spec.payload_bytes
         self._publisher = publisher
+
+    @property
+    def published(self) -> int:
+        """All messages, with those that warmed up."""
+        return self._publisher.sequence
 
     async def run(self) -> None:
         """Publish at the fixed rate until cancelled."""
@@ -154,7 +161,10 @@ class Sink:
 class Load:
     """All applications of one LAN."""
 
-    def __init__(self, topology: Topology, lan: str, edges: dict[str, str]) -> None:
+    def __init__(
+        self, topology: Topology, lan: str, edges: dict[str, str], trace: TraceSettings | None = None
+    ) -> None:
+        self._trace = trace
         self._topology = topology
         self._lan = lan
         self._edges = edges
@@ -194,6 +204,7 @@ class Load:
         return {
             "sent": {str(source.number): source.sent for source in self._sources},
             "topic_ids": {source.topic: source.topic_id for source in self._sources},
+            "published": self._published(),
         }
 
     async def drain(self, sent: dict[int, int], timeout_s: float) -> bool:
@@ -222,7 +233,7 @@ class Load:
 
     async def _connect(self, edge: str) -> Client:
         others = [locator for name, locator in self._edges.items() if name != edge]
-        client = Client([self._edges[edge], *others], lan=self._lan)
+        client = Client([self._edges[edge], *others], lan=self._lan, trace=self._trace)
         self._clients.append(client)
         await client.start(CONNECT_TIMEOUT_S)
         return client
@@ -242,6 +253,13 @@ class Load:
         await publisher.wait_for_subscribers(subscribers, MATCH_TIMEOUT_S)
         self._sources.append(Source(number, spec, publisher))
 
+    def _published(self) -> dict[str, int]:
+        """Messages by topic, with those that warmed up."""
+        counts: Counter[str] = Counter()
+        for source in self._sources:
+            counts[source.topic] += source.published
+        return dict(counts)
+
     async def _unless_failed(self, work: Any) -> None:
         """Wait for something, but not past the failure of a publisher or subscriber."""
         waiting = asyncio.ensure_future(work)
@@ -259,11 +277,13 @@ class Load:
                 task.result()
 
 
-async def _serve(topology: Topology, lan: str, edges: dict[str, str], results: Path) -> None:
+async def _serve(
+    topology: Topology, lan: str, edges: dict[str, str], results: Path, trace: TraceSettings | None
+) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    load = Load(topology, lan, edges)
+    load = Load(topology, lan, edges, trace)
     try:
         await load.declare()
         say("declared")
@@ -303,11 +323,16 @@ def main() -> None:
     parser.add_argument("lan")
     parser.add_argument("results", type=Path)
     parser.add_argument("edges", nargs="+", help="NAME=HOST:PORT")
+    parser.add_argument("--trace-dir", type=Path)
+    parser.add_argument("--trace-sample", type=float, default=DEFAULT_SAMPLING)
     arguments = parser.parse_args()
     configure_logging(f"load-{arguments.lan}")
     edges = dict(item.split("=", 1) for item in arguments.edges)
+    folder = arguments.trace_dir
+    trace = None if folder is None else TraceSettings(folder, arguments.trace_sample)
     with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
-        asyncio.run(_serve(load_topology(arguments.topology), arguments.lan, edges, arguments.results))
+        topology = load_topology(arguments.topology)
+        asyncio.run(_serve(topology, arguments.lan, edges, arguments.results, trace))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ class LoadResults:
 
     sent: dict[int, int]
     """Messages by publisher's number."""
+    published: dict[str, int]
+    """By topic, with those that warmed up."""
     topic_ids: dict[str, int]
     streams: tuple[Stream, ...]
     drained: bool
@@ -42,6 +45,7 @@ class LoadRunner:
         self._children: dict[str, Child] = {}
         self._sent: dict[int, int] = {}
         self._topic_ids: dict[str, int] = {}
+        self._published: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Start all applications; returns when publishers and subscribers know of each other."""
@@ -67,6 +71,7 @@ class LoadRunner:
         for answer in await self._command("stop"):
             self._sent.update((int(stream), count) for stream, count in answer["sent"].items())
             self._topic_ids.update(answer["topic_ids"])
+            self._published.update(answer["published"])
 
     async def results(self) -> LoadResults:
         """Wait for the last messages and collect what everybody recorded."""
@@ -82,6 +87,7 @@ class LoadRunner:
             raise LoadError("some subscribers have left no results")
         return LoadResults(
             sent=dict(self._sent),
+            published=dict(self._published),
             topic_ids=dict(self._topic_ids),
             streams=tuple(stream for item in found for stream in self._streams(self._topology, item)),
             drained=all(answer["complete"] for answer in answers),
@@ -113,7 +119,9 @@ class LoadRunner:
         driver = self._driver
         edges = [f"{node.name}={node.locator}" for node in driver.nodes.values() if node.lan == lan]
         files = [str(driver.directory / "topology.yaml"), lan, str(driver.directory / f"results-{lan}.json")]
-        self._children[lan] = await driver.start_helper(f"load-{lan}", "topology.load", [*files, *edges], lan)
+        self._children[lan] = await driver.start_helper(
+            f"load-{lan}", "topology.load", [*driver.trace_arguments, *files, *edges], lan
+        )
 
     async def _all(self, event: str, timeout_s: float) -> list[dict[str, Any]]:
         return list(

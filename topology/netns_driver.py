@@ -28,6 +28,7 @@ from overlay.limits import (
     HEARTBEAT_SILENCE_NS,
     MILLISECOND_NS,
 )
+from runtime.tracing import TraceSettings
 from topology.calibration import Calibration
 from topology.children import Child
 from topology.emulation import EmulatedNetwork
@@ -49,8 +50,11 @@ class NetnsDriver(ProcessDriver):
         session_timeout_s: float = SESSION_TIMEOUT_S,
         directory: Path | None = None,
         say: Say = ignore,
+        trace: TraceSettings | None = None,
     ) -> None:
-        super().__init__(topology, session_timeout_s=session_timeout_s, directory=directory, say=say)
+        super().__init__(
+            topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
+        )
         plan = read_network(topology)
         address = plan.host(plan.zookeeper).address
         # What ZooKeeper says is no frame of ours.

@@ -31,6 +31,7 @@ from typing import Any, Final
 import aiohttp
 
 from coordinator import EmbeddedZooKeeper
+from runtime.tracing import TraceSettings
 from topology.children import Child, child_environment
 from topology.errors import DriverError
 from topology.gateway import GatewayStatistics, Way
@@ -86,6 +87,7 @@ class ProcessDriver:
         session_timeout_s: float = SESSION_TIMEOUT_S,
         directory: Path | None = None,
         say: Say = ignore,
+        trace: TraceSettings | None = None,
     ) -> None:
         self.topology = topology
         self.session_timeout_s = session_timeout_s
@@ -94,6 +96,8 @@ class ProcessDriver:
         """Logs, configuration and results of this run."""
         self.keeps_directory = False
         """Whether `running` leaves the directory; it does so by itself when something fails."""
+        self.trace = trace
+        """Where and how much all nodes and applications trace."""
         self._say = say
         self._zookeeper = EmbeddedZooKeeper(
             topology.zookeeper_servers, self.directory / "zookeeper", force_sync=False
@@ -162,6 +166,7 @@ class ProcessDriver:
                 *(node.role, "--id", name, "--json"),
                 *("--listen", listen, "--http", node.http or f"{node.host}:0"),
                 *("--zookeeper", self._hosts, "--session-timeout-s", str(self.session_timeout_s)),
+                *self.trace_arguments,
                 *node.arguments,
             ],
             self.directory,
@@ -217,6 +222,13 @@ class ProcessDriver:
     def routers(self) -> list[str]:
         """Names of all routing brokers."""
         return [router.name for router in self.topology.routers]
+
+    @property
+    def trace_arguments(self) -> tuple[str, ...]:
+        """What makes a process of the testbed trace."""
+        if self.trace is None:
+            return ()
+        return "--trace-dir", str(self.trace.folder), "--trace-sample", str(self.trace.sampling)
 
     @property
     def zookeeper_hosts(self) -> str:
@@ -407,10 +419,15 @@ async def _all(*work: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    topology: Topology, *, keep: bool = False, say: Say = ignore, kind: type[ProcessDriver] = ProcessDriver
+    topology: Topology,
+    *,
+    keep: bool = False,
+    say: Say = ignore,
+    kind: type[ProcessDriver] = ProcessDriver,
+    trace: TraceSettings | None = None,
 ) -> AsyncIterator[ProcessDriver]:
     """A testbed for as long as the block lasts. Its directory stays if the block fails or `keep` is set."""
-    driver = kind(topology, say=say)
+    driver = kind(topology, say=say, trace=trace)
     driver.keeps_directory = keep
     try:
         await driver.start()

@@ -102,11 +102,16 @@ def coordination(
 @click.option("--topics", type=click.IntRange(TOPICS_LEAST), default=7_525, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Messages per topic.")
 @click.option(
+    "--trace-sample",
+    type=click.FloatRange(0, 1),
+    help="Measure with this share of the messages traced too, in alternating rounds.",
+)
+@click.option(
     "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
 )
-def cores(topics: int, rounds: int, file: Path | None) -> None:
+def cores(topics: int, rounds: int, trace_sample: float | None, file: Path | None) -> None:
     """What one message costs in the core of each broker on its way."""
-    result = cores_benchmark.measure(topics, rounds)
+    result = cores_benchmark.measure(topics, rounds, trace_sample)
     if file is not None:
         file.write_text(json.dumps(result, indent=2) + "\n")
     click.echo(cores_benchmark.summary(result))

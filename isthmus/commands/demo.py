@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,7 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.errors import CoordinationError
+from coordinator.java import find_java
 from isthmus.commands.up import open_console
+from overlay.errors import IsthmusError
+from runtime.tracing import TraceSettings
+from spark_analysis.reading import open_session, prepare, settings_for
+from spark_analysis.report import headlines, make_report
 from topology.demo import DemoResult, Observer, run_demo
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
@@ -79,22 +85,40 @@ class _Narrator(Observer):
     show_default=True,
     help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
 )
-def demo(topology: str, seconds: float, json_file: Path | None, keep: bool, driver: str) -> None:
+@click.option("--report/--no-report", default=True, help="Trace every message and end with a report.")
+@click.option(
+    "--report-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results/demo"),
+    show_default=True,
+    help="Folder for the traces and the report; what an earlier run left there is replaced.",
+)
+def demo(
+    topology: str,
+    seconds: float,
+    json_file: Path | None,
+    keep: bool,
+    driver: str,
+    report: bool,
+    report_dir: Path,
+) -> None:
     """Watch TOPOLOGY survive the death of its leader and of a primary.
 
     TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`.
 
     Starts ZooKeeper, brokers, publishers and subscribers as processes on this machine, kills the leader
     and the primary of the busiest topic while messages flow, and compares what arrived with what was
-    sent. Exit status 0 only if every promise held.
+    sent. Ends with a report of where every message spent its time, made by Spark. Exit status 0 only
+    if every promise held; a report that cannot be made is no failure.
     """
     console = open_console()
     # Whatever ends this process, nobody must take an old result for the one of this run.
     _write(json_file, {"ok": False, "error": "the demonstration did not come to its end", "topics": []})
     try:
         described = load_topology(topology)
+        trace = _prepare_traces(report_dir) if report else None
         _introduce(console, described)
-        result = asyncio.run(_play(console, described, seconds, keep, _DRIVERS[driver]))
+        result = asyncio.run(_play(console, described, seconds, keep, _DRIVERS[driver], trace))
     except (TopologyError, CoordinationError) as error:
         _write(json_file, {"ok": False, "error": str(error), "topics": []})
         raise click.ClickException(str(error)) from error
@@ -103,19 +127,59 @@ def demo(topology: str, seconds: float, json_file: Path | None, keep: bool, driv
         raise click.Abort from None
     console.print(_report(result))
     _write(json_file, result.to_record())
+    if trace is not None:
+        tell_latency(console, trace.folder, report_dir)
     if not result.ok:
         raise SystemExit(1)
 
 
+def _prepare_traces(report_dir: Path) -> TraceSettings:
+    """Every message is traced, to a folder without traces of earlier runs."""
+    folder = report_dir / "traces"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise click.ClickException(
+            f"{folder} cannot be used for traces ({error.strerror}): give another --report-dir"
+        ) from error
+    return TraceSettings(folder.absolute(), sampling=1.0)
+
+
+def tell_latency(console: Console, traces: Path, out: Path) -> None:
+    """The report of the run in a few lines; says why if there is none."""
+    started_s = time.monotonic()
+    try:
+        with console.status("Spark reads the traces"):
+            url, _ = prepare(str(traces))
+            session = open_session("local[*]", "isthmus demo", find_java().home, settings_for(url))
+            try:
+                made = make_report(session, str(traces), out, None, lambda _: None)
+            finally:
+                session.stop()
+    except IsthmusError as error:
+        console.print(f"no report: {error}", markup=False)
+        return
+    console.print()
+    for line in headlines(made.summary):
+        console.print(line, markup=False)
+    console.print(f"report: {made.page} (took {time.monotonic() - started_s:.0f} s)", markup=False)
+
+
 async def _play(
-    console: Console, topology: Topology, seconds: float, keep: bool, kind: type[ProcessDriver]
+    console: Console,
+    topology: Topology,
+    seconds: float,
+    keep: bool,
+    kind: type[ProcessDriver],
+    trace: TraceSettings | None,
 ) -> DemoResult:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     narrator = _Narrator(console)
     with narrator.spinner():
-        return await run_demo(topology, seconds=seconds, observer=narrator, keep=keep, kind=kind)
+        return await run_demo(topology, seconds=seconds, observer=narrator, keep=keep, kind=kind, trace=trace)
 
 
 def _introduce(console: Console, topology: Topology) -> None:

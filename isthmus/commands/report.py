@@ -11,7 +11,7 @@ from coordinator.java import find_java
 from isthmus.commands.cluster import add_row, open_console, open_table
 from isthmus.errors import explain_errors
 from spark_analysis.charts import NOTHING, milliseconds, number
-from spark_analysis.reading import open_session, prepare
+from spark_analysis.reading import open_session, prepare, settings_for
 from spark_analysis.report import make_report, write_summary
 
 
@@ -62,8 +62,9 @@ def report(
     TRACES is the folder that brokers write their traces to, a folder of shipped traces, or a URL of
     one that Spark can read.
     """
-    prepare(traces)  # what is no trace folder is refused before Spark starts
-    session = open_session(master, "isthmus report", find_java().home, settings)
+    url, _ = prepare(traces)  # what is no trace folder is refused before Spark starts
+    suited = settings_for(url) if master.startswith("local") else {}
+    session = open_session(master, "isthmus report", find_java().home, suited | dict(settings))
     try:
         made = make_report(session, traces, out, against, lambda text: click.echo(text, err=True))
     finally:

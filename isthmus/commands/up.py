@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.errors import CoordinationError
+from runtime.tracing import TraceSettings
 from topology.errors import TopologyError
 from topology.load_runner import LoadRunner
 from topology.model import Topology, load_topology
@@ -30,8 +32,19 @@ _PLAIN_WIDTH = 120
 @click.option("--every", "every_s", type=click.FloatRange(0.2, 3600), help="Seconds between two views.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per view, on a line of its own.")
 @click.option("--keep", is_flag=True, help="Keep the logs.")
+@click.option(
+    "--trace-dir", type=click.Path(path_type=Path, file_okay=False), help="Write traces of messages here."
+)
+@click.option("--trace-sample", type=click.FloatRange(0, 1), default=1.0, show_default=True)
 def up(
-    topology: str, no_clients: bool, seconds: float | None, every_s: float | None, as_json: bool, keep: bool
+    topology: str,
+    no_clients: bool,
+    seconds: float | None,
+    every_s: float | None,
+    as_json: bool,
+    keep: bool,
+    trace_dir: Path | None,
+    trace_sample: float,
 ) -> None:
     """Run TOPOLOGY: ZooKeeper, brokers, publishers and subscribers, until Ctrl-C.
 
@@ -41,7 +54,10 @@ def up(
     try:
         described = load_topology(topology)
         view = _View(console, described, as_json, every_s)
-        asyncio.run(_run(described, view, with_clients=not no_clients, seconds=seconds, keep=keep))
+        trace = None if trace_dir is None else TraceSettings(trace_dir.absolute(), trace_sample)
+        asyncio.run(
+            _run(described, view, with_clients=not no_clients, seconds=seconds, keep=keep, trace=trace)
+        )
     except (TopologyError, CoordinationError) as error:
         raise click.ClickException(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -125,12 +141,18 @@ class _View:
 
 
 async def _run(
-    topology: Topology, view: _View, *, with_clients: bool, seconds: float | None, keep: bool
+    topology: Topology,
+    view: _View,
+    *,
+    with_clients: bool,
+    seconds: float | None,
+    keep: bool,
+    trace: TraceSettings | None,
 ) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with running(topology, keep=keep, say=view.say) as driver:
+    async with running(topology, keep=keep, say=view.say, trace=trace) as driver:
         if with_clients and (topology.publishers or topology.subscribers):
             load = LoadRunner(driver)
             await load.start()

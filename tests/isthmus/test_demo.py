@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+from isthmus.commands.demo import tell_latency
 
 TOPIC_FIELDS = {
     "topic": str,
@@ -35,7 +38,8 @@ def run_demo(*arguments: str, timeout_s: float = 120) -> "subprocess.CompletedPr
 @pytest.mark.testbed
 def test_every_promise_holds(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    finished = run_demo("--seconds", "3", "--json", str(file))
+    arguments = ("--seconds", "3", "--json", str(file), "--report-dir", str(tmp_path / "report"))
+    finished = run_demo(*arguments, timeout_s=300)
     story = finished.stdout + finished.stderr
     assert finished.returncode == 0, story
     result: dict[str, Any] = json.loads(file.read_text())
@@ -54,8 +58,12 @@ def test_every_promise_holds(tmp_path: Path) -> None:
         assert 0 < topic["p50_ms"] <= topic["p99_ms"] <= topic["max_ms"]
     # 10 ms from the plant to the cloud and 5 ms on to the office.
     assert topics["plant/alarm"]["p50_ms"] > 14
-    for text in ("killed", "leads", "every promise held"):
+    for text in ("killed", "leads", "every promise held", " end to end p50 ", "0 of ", "age bounds broken"):
         assert text in story
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["bound_violations"] == 0 < report["bounds_checked"]
+    assert {row["topic"] for row in report["topics"]} == topics.keys()
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
 
 
 def test_says_what_is_wrong_with_a_topology(tmp_path: Path) -> None:
@@ -66,6 +74,12 @@ def test_says_what_is_wrong_with_a_topology(tmp_path: Path) -> None:
     assert finished.returncode == 1
     assert "line 2: routers is 'many': give a whole number" in finished.stderr
     assert json.loads(file.read_text())["ok"] is False
+
+
+def test_a_report_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "traces").mkdir()
+    tell_latency(Console(), tmp_path / "traces", tmp_path)
+    assert "no report: " in capsys.readouterr().out
 
 
 def test_needs_something_to_kill(tmp_path: Path) -> None:

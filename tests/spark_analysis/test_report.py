@@ -16,6 +16,8 @@ from spark_analysis.reading import prepare
 from spark_analysis.report import compare, summary_of, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARTEFACTS = Path(__file__).parents[2] / "results"
+"""Kept for people to look at; git ignores it."""
 PLOTS = {"plot-hops", "plot-waterfall", "plot-timeline", "plot-lans", "plot-outage-1"}
 
 
@@ -76,6 +78,8 @@ def test_a_browser_shows_every_plot_without_complaint(outage: Analysis, tmp_path
     assert ":CONSOLE" not in done.stderr
     assert set(re.findall(r'<svg id="([\w-]+)"', done.stdout)) == PLOTS
     assert picture.stat().st_size > 50_000
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    shutil.copy(picture, ARTEFACTS / "report.png")
 
 
 def test_two_runs_are_compared(outage: Analysis, tmp_path: Path):

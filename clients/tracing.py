@@ -1,0 +1,91 @@
+"""The trace of one client: what it published, what was delivered to it."""
+
+import asyncio
+
+from librt.strings import read_i64_le
+
+from clients.endpoint import Endpoint
+from overlay.batch import BORN_OFFSET, Run
+from overlay.delay import add_shifts
+from overlay.history import Verdict
+from overlay.messages import UNKNOWN_CLOCK_SHIFT, Message, Role
+from overlay.trace import UNKNOWN_SLACK, Event, Reason
+from overlay.tracer import Tracer
+from runtime.link import Link
+from runtime.tracing import TraceRecorder, TraceSettings
+
+_EVENTS = {
+    Verdict.NEW: (Event.DELIVERED, Reason.NONE),
+    Verdict.DUPLICATE: (Event.DUPLICATE, Reason.NONE),
+    Verdict.LATE: (Event.DROPPED, Reason.LATE),
+}
+
+
+class ClientTracing:
+    """Records what passes a client, from its first connection on."""
+
+    def __init__(self, settings: TraceSettings, node: str, link: Link) -> None:
+        self._settings = settings
+        self._node = node
+        self._link = link
+        self._edge = 0
+        self._deadlines_ns: dict[int, int] = {}
+        self._recorder: TraceRecorder | None = None
+        self._tracer: Tracer | None = None
+        self._flushing: asyncio.Task[None] | None = None
+
+    def welcome(self, edge: str, lan: str) -> None:
+        """Connected to an edge broker. Raises TracingError if the folder cannot be used."""
+        if self._recorder is None:
+            self._recorder = TraceRecorder.here(self._settings, self._node, Role.CLIENT, lan)
+            self._tracer = Tracer(self._recorder.log)
+            self._flushing = asyncio.get_running_loop().create_task(self._recorder.flush_regularly())
+        assert self._tracer is not None
+        self._link.outbox.trace = self._tracer.link(edge)
+        self._edge = self._recorder.log.peer(edge)
+
+    def define_topic(self, endpoint: Endpoint) -> None:
+        """An endpoint has been declared, or its topic has changed."""
+        if self._tracer is not None:
+            self._deadlines_ns[endpoint.topic_id] = endpoint.qos.deadline_ns or 0
+            self._tracer.define_topic(endpoint.topic_id, endpoint.topic, endpoint.qos)
+
+    def publish(self, run: Run) -> None:
+        """A message is published; the outbox records when it leaves."""
+        if self._tracer is not None:
+            self._tracer.publish(run, read_i64_le(run.data, BORN_OFFSET))
+
+    def deliver(self, message: Message, verdict: Verdict, clock_shift_ns: int, now_ns: int) -> None:
+        """A message came for a subscription; `clock_shift_ns` is that of its frame."""
+        if self._recorder is None:
+            return
+        log = self._recorder.log
+        if not log.sampling.is_sampled(message.publisher, message.sequence):
+            return
+        event, reason = _EVENTS[verdict]
+        shift_ns = add_shifts(clock_shift_ns, self._link.clock.shift_ns)
+        deadline_ns = self._deadlines_ns.get(message.topic_id, 0)
+        age_ns = 0
+        if message.born_ns and shift_ns != UNKNOWN_CLOCK_SHIFT:
+            age_ns = max(1, now_ns - message.born_ns + shift_ns)
+        log.record(
+            event,
+            message.topic_id,
+            message.publisher,
+            message.sequence,
+            born_ns=message.born_ns,
+            in_ns=now_ns,
+            age_bound_ns=age_ns,
+            slack_ns=deadline_ns - age_ns if age_ns and deadline_ns else UNKNOWN_SLACK,
+            deadline_ns=deadline_ns,
+            peer_in=self._edge,
+            reason=reason,
+        )
+
+    async def close(self) -> None:
+        """Write what is left."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            await asyncio.wait({self._flushing})
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)

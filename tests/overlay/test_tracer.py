@@ -1,0 +1,163 @@
+"""Recording what passes: the sampled messages of a frame, each once per link, with both its times."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.batch import BATCH_HEADER_BYTES, FRAME_OVERHEAD_BYTES, Run, cut_run, encode_batch, encode_message
+from overlay.messages import UNKNOWN_CLOCK_SHIFT
+from overlay.outbox import Outbox
+from overlay.qos import TopicQos
+from overlay.trace import RECORD, UNKNOWN_SLACK, Event, Reason, Record, Sampling, TraceLog
+from overlay.tracer import Tracer, sampled_offsets
+
+QOS = TopicQos(period_ms=10, deadline_ms=50, loss_tolerance=2)
+NUMBERS = st.integers(0, 2**63 - 1)
+
+
+def message(sequence: int, publisher: int = 7, size: int = 5) -> bytes:
+    return encode_message(3, publisher, sequence, 1_000, bytes(size))
+
+
+def body(*messages: bytes) -> bytes:
+    frame = encode_batch(1, 9, 0, (Run(len(messages), b"".join(messages)),))
+    return frame[FRAME_OVERHEAD_BYTES - BATCH_HEADER_BYTES :]
+
+
+def tracer(rate: float = 1.0) -> Tracer:
+    made = Tracer(TraceLog(Sampling(rate)))
+    made.define_topic(3, "valve", QOS)
+    return made
+
+
+def records(made: Tracer) -> list[Record]:
+    return [Record(*values) for values in RECORD.iter_unpack(made.log.take()[1])]
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, st.integers(0, 40)), max_size=30), st.floats(0, 1))
+def test_the_walk_finds_what_the_sampling_says(names: list[tuple[int, int, int]], rate: float):
+    sampling = Sampling(rate)
+    expected = []
+    data = b""
+    for publisher, sequence, size in names:
+        if sampling.is_sampled(publisher, sequence):
+            expected.append(len(data))
+        data += message(sequence, publisher, size)
+    assert sampled_offsets(data, 0, sampling.threshold) == expected
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_walked_without_harm(garbage: bytes):
+    sampled_offsets(garbage, 0, Sampling(1).threshold)
+
+
+def test_a_frame_without_sampled_messages_leaves_no_trace():
+    made = tracer(0.0)
+    assert made.admit(body(message(1), message(2)), "edge-1", 0, 5_000) is None
+
+
+def test_what_leaves_an_outbox_is_recorded_with_both_times():
+    made = tracer()
+    frame = body(message(1), message(2), message(3))
+    came = made.admit(frame, "edge-1", 200, 5_000)
+    outbox = Outbox()
+    outbox.trace = made.link("edge-2")
+    cut = BATCH_HEADER_BYTES + len(message(1))
+    for messages, start, end in ((1, BATCH_HEADER_BYTES, cut), (2, cut, len(frame))):
+        outbox.append(10**9, 1, 9, 200, cut_run(messages, frame, start, end, came), 5_000)
+    assert records(made) == []
+    outbox.take_frames(1_000_000, 8_000)
+    found = records(made)
+    assert [record.sequence for record in found] == [1, 2, 3]
+    assert found[0] == Record(
+        event=Event.DISPATCHED,
+        reason=Reason.NONE,
+        peer_in=made.log.peer("edge-1"),
+        peer_out=made.log.peer("edge-2"),
+        topic=3,
+        publisher=7,
+        sequence=1,
+        born_ns=1_000,
+        in_ns=5_000,
+        out_ns=8_000,
+        age_bound_ns=4_200,
+        link_bound_ns=0,
+        slack_ns=50_000_000 - 4_200,
+        deadline_ns=50_000_000,
+    )
+
+
+def test_only_the_sampled_messages_of_a_run_are_recorded():
+    made = tracer(0.3)
+    messages = [message(sequence) for sequence in range(1, 41)]
+    sampled = [sequence for sequence in range(1, 41) if Sampling(0.3).is_sampled(7, sequence)]
+    frame = body(*messages)
+    came = made.admit(frame, "edge-1", 0, 5_000)
+    run = cut_run(40, frame, BATCH_HEADER_BYTES, len(frame), came)
+    made.link("edge-2").sent(run, 8_000)
+    assert [record.sequence for record in records(made)] == sampled
+
+
+def test_what_is_shed_is_recorded_and_the_rest_keeps_its_passage():
+    made = tracer()
+    frame = body(message(1), message(2), message(3))
+    came = made.admit(frame, "edge-1", 0, 5_000)
+    run = cut_run(3, frame, BATCH_HEADER_BYTES, len(frame), came)
+    link = made.link("edge-2")
+    kept = Run(1, message(2))
+    link.shed(run, kept, Reason.SHED_TOLERATED, 6_000)
+    dropped = records(made)
+    assert [(r.sequence, r.event, r.reason, r.in_ns) for r in dropped] == [
+        (sequence, Event.DROPPED, Reason.SHED_TOLERATED, 5_000) for sequence in (1, 3)
+    ]
+    link.sent(kept, 7_000)
+    assert [(r.sequence, r.event) for r in records(made)] == [(2, Event.DISPATCHED)]
+
+
+def test_a_full_outbox_and_a_lost_peer_are_recorded():
+    made = tracer()
+    outbox = Outbox(capacity_bytes=100)
+    outbox.trace = made.link("edge-2")
+    for sequence in (1, 2, 3):
+        run = Run(1, message(sequence))
+        made.publish(run, 4_000)
+        outbox.append(sequence * 10**9, 1, 9, 0, run, 5_000)
+    outbox.discard(9_000)
+    found = records(made)
+    assert [(r.sequence, r.reason, r.out_ns) for r in found] == [
+        (1, Reason.OUTBOX_FULL, 5_000),
+        (2, Reason.EDGE_GONE, 9_000),
+        (3, Reason.EDGE_GONE, 9_000),
+    ]
+
+
+def test_copies_that_are_dropped_are_no_loss():
+    made = tracer()
+    run = Run(1, message(1))
+    made.publish(run, 4_000)
+    made.link("router-2", int(Event.REPLICATED)).dropped(run, Reason.EDGE_GONE, 5_000)
+    assert records(made) == []
+
+
+def test_what_is_sent_again_came_when_it_came():
+    made = tracer()
+    frame = body(message(1), message(2))
+    came = made.admit(frame, "client-1", 0, 5_000)
+    assert came is not None
+    made.remember(frame, came)
+    again = Run(2, message(1) + message(99))
+    made.send_again(again)
+    made.link("router-2").sent(again, 900_000)
+    first, unknown = records(made)
+    assert (first.in_ns, first.peer_in, first.out_ns) == (5_000, made.log.peer("client-1"), 900_000)
+    assert first.reason == unknown.reason == Reason.RESENT
+    assert (unknown.in_ns, unknown.slack_ns) == (0, UNKNOWN_SLACK)
+
+
+def test_the_age_of_a_published_message_is_nobodys_bound():
+    made = tracer()
+    run = Run(1, message(1))
+    made.publish(run, 1_000)
+    made.link("edge-1").sent(run, 1_500)
+    (record,) = records(made)
+    assert (record.in_ns, record.out_ns, record.age_bound_ns, record.peer_in) == (1_000, 1_500, 0, 0)
+    assert run.came is not None and run.came.clock_shift_ns == UNKNOWN_CLOCK_SHIFT
