@@ -69,7 +69,9 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 compose-file: install ## Make docker-compose.yml anew from the topology two-lans
 	$(BIN)/isthmus topology compose two-lans --out docker-compose.yml
 
-# Both may be set: make compose-base SUITE=trixie DEBIAN_MIRROR=...
+# Both may be set: make compose-base SUITE=trixie DEBIAN_MIRROR=... The image takes along where this
+# machine's pip looks for packages and which certificates it trusts: behind a company's proxy neither
+# Debian's nor PyPI's defaults would do.
 SUITE ?= bookworm
 DEBIAN_MIRROR ?=
 
@@ -77,9 +79,10 @@ DEBIAN_MIRROR ?=
 compose-base: ## Build the image isthmus-base from Debian packages, where none can be pulled (root)
 	@command -v debootstrap > /dev/null || { echo "debootstrap is not installed: run apt-get install debootstrap"; exit 1; }
 	@docker version > /dev/null 2>&1 || { echo "no Docker engine answers: install docker.io and start it"; exit 1; }
-	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" \
 	&& debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates $(SUITE) "$$folder" $(DEBIAN_MIRROR) \
-	&& { [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$$folder/etc/"; } \
+	&& for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do \
+		[ ! -e "$$file" ] || cp "$$file" "$$folder$$file" || exit 1; done \
 	&& tar --create --directory "$$folder" . | docker import - isthmus-base
 	@echo "now: BASE_IMAGE=isthmus-base docker compose up --build"
 
