@@ -57,6 +57,10 @@ test-compiled: compile ## The tests of the hot modules and of whole overlays, co
 test: install ## Unit and integration tests, with a real ZooKeeper
 	$(BIN)/python -m pytest $(TESTFLAGS)
 
+.PHONY: test-slow
+test-slow: install ## Spark on a cluster, reports of whole testbeds: more than ten seconds each
+	$(BIN)/python -m pytest -m slow $(TESTFLAGS)
+
 .PHONY: bench-smoke
 bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench coordination --lans 4 --routers 4 --topics 20 --subscribers 40 --workers 2

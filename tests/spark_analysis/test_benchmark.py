@@ -12,6 +12,7 @@ from benchmarks.spark_traces import ROWS_MIN, generate, longest_run
 from spark_analysis.analysis import Analysis
 
 
+@pytest.mark.slow
 def test_a_generated_run_is_reported_right_and_a_wrong_number_is_noticed(
     tmp_path: Path, analyse_folder: Callable[[Path], Analysis]
 ):

@@ -67,7 +67,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_the_report_runs_on_a_cluster(cluster: str, tmp_path: Path):
     overlay = Overlay(QOS)
     for sequence in range(1, 51):

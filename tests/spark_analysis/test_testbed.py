@@ -93,6 +93,7 @@ def check_against_truth(found: Analysis, results: LoadResults) -> None:
     assert all(row["age_unknown"] == 0 or row["bounds_checked"] for row in topics.values())
 
 
+@pytest.mark.slow
 @pytest.mark.testbed
 async def test_a_quiet_run(tmp_path: Path, analyse_folder: Callable[[Path], Analysis]):
     played = await play(tmp_path / "traces", kill=False)
@@ -115,6 +116,7 @@ async def test_a_quiet_run(tmp_path: Path, analyse_folder: Callable[[Path], Anal
     assert {row["from_node"] for row in legs} >= {"plant-1"}
 
 
+@pytest.mark.slow
 @pytest.mark.testbed
 async def test_a_killed_router(tmp_path: Path, analyse_folder: Callable[[Path], Analysis]):
     played = await play(tmp_path / "traces", kill=True)
