@@ -256,6 +256,7 @@ async def test_the_command_line_changes_a_topic_within_what_its_subscribers_bear
         await stream.stop()
 
 
+@pytest.mark.slow
 async def test_a_topic_is_flagged_while_the_wan_is_too_slow_for_it(zookeeper_hosts: str, chroot: str) -> None:
     gateway = Gateway(1.0)
     proxy = await gateway.start("127.0.0.1")

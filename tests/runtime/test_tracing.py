@@ -225,6 +225,7 @@ while True:
         made.log.record(Event.RECEIVED, 1, 7, sequence)
     made.flush()
     print(made.statistics().segments, flush=True)
+    time.sleep(0.005)  # the pace of a node: what no disk can follow is lost, as it should be
 """
 
 

@@ -51,6 +51,7 @@ routers: 1
 """
 
 
+@pytest.mark.slow
 async def test_messages_cross_far_links_and_a_killed_primary() -> None:
     async with running(parse_topology(FAR_APART), kind=NetnsDriver) as driver:
         assert isinstance(driver, NetnsDriver)
