@@ -14,6 +14,16 @@ ROUNDS = 25
 """Of each of four kinds of trouble: a hundred in all."""
 
 
+async def _watches_when_set(hosts: str) -> int:
+    """A session that has just come back sets its watches one after the other."""
+    before, seen = 0, await server_watches(hosts)
+    while seen > before:
+        before = seen
+        await asyncio.sleep(0.5)
+        seen = await server_watches(hosts)
+    return before
+
+
 async def test_a_hundred_troubles_leave_nothing_behind(zookeeper_hosts, chroot):
     async with overlay(zookeeper_hosts, chroot) as testbed:
         await testbed.router("r1")
@@ -78,12 +88,7 @@ async def test_a_hundred_troubles_leave_nothing_behind(zookeeper_hosts, chroot):
 
         await round_of_troubles()
         before = Resources()
-        # A session that has just come back sets its watches one after the other.
-        watches, seen = 0, await server_watches(zookeeper_hosts)
-        while seen > watches:
-            watches = seen
-            await asyncio.sleep(0.5)
-            seen = await server_watches(zookeeper_hosts)
+        watches = await _watches_when_set(zookeeper_hosts)
         for _ in range(ROUNDS):
             await round_of_troubles()
         await eventually(lambda: Resources().within(before), f"{Resources()} is back at {before}")
