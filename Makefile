@@ -65,6 +65,24 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench detection --kills 2 --busy-seconds 5
 	$(BIN)/isthmus bench overload --seconds 4
 
+.PHONY: compose-file
+compose-file: install ## Make docker-compose.yml anew from the topology two-lans
+	$(BIN)/isthmus topology compose two-lans --out docker-compose.yml
+
+# Both may be set: make compose-base SUITE=trixie DEBIAN_MIRROR=...
+SUITE ?= bookworm
+DEBIAN_MIRROR ?=
+
+.PHONY: compose-base
+compose-base: ## Build the image isthmus-base from Debian packages, where none can be pulled (root)
+	@command -v debootstrap > /dev/null || { echo "debootstrap is not installed: run apt-get install debootstrap"; exit 1; }
+	@docker version > /dev/null 2>&1 || { echo "no Docker engine answers: install docker.io and start it"; exit 1; }
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
+	&& debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates $(SUITE) "$$folder" $(DEBIAN_MIRROR) \
+	&& { [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$$folder/etc/"; } \
+	&& tar --create --directory "$$folder" . | docker import - isthmus-base
+	@echo "now: BASE_IMAGE=isthmus-base docker compose up --build"
+
 .PHONY: clean
 clean: interpret ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -122,6 +122,51 @@ def class_path() -> str:
     return os.pathsep.join(str(jars[-1]) for jars in found.values())
 
 
+def server_command(java: Java, *, ensemble: bool, options: Sequence[str] = ()) -> list[str]:
+    """How to start a server in a folder with `zoo.cfg` and `log4j2.properties`."""
+    main = "quorum.QuorumPeerMain" if ensemble else "ZooKeeperServerMain"
+    return [
+        str(java.executable),
+        f"-Xmx{HEAP_MAX_MIB}m",
+        # A small server on a busy machine: start soon and use one thread for collecting.
+        *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
+        "-Dlog4j2.configurationFile=./log4j2.properties",
+        *options,
+        *("-cp", class_path()),
+        f"org.apache.zookeeper.server.{main}",
+        "./zoo.cfg",
+    ]
+
+
+def server_settings(host: str, client_port: int, peers: Sequence[str], tick_ms: int, force_sync: bool) -> str:
+    """A server's zoo.cfg; `peers` are `host:quorum port:election port`, none for a server on its own.
+
+    Paths are relative to its folder, so that nothing in them needs an escape.
+    """
+    lines = [
+        "dataDir=./data",
+        f"clientPort={client_port}",
+        f"clientPortAddress={host}",
+        f"tickTime={tick_ms}",
+        f"minSessionTimeout={SESSION_TIMEOUT_MIN_MS}",
+        f"maxSessionTimeout={SESSION_TIMEOUT_MAX_MS}",
+        f"maxClientCnxns={CLIENT_CONNECTIONS_MAX}",
+        "admin.enableServer=false",
+        "4lw.commands.whitelist=*",
+        f"forceSync={'yes' if force_sync else 'no'}",
+        # In KiB. The default of 64 MiB per log file is written out in zeros before the first request.
+        "preAllocSize=1024",
+        "snapCount=50000",
+        "autopurge.snapRetainCount=3",
+        "autopurge.purgeInterval=1",
+    ]
+    if peers:
+        # In ticks: a member has 10 s to fetch the state, and falls out after 2 s of silence.
+        lines += [f"initLimit={max(2, 10_000 // tick_ms)}", f"syncLimit={max(2, 2_000 // tick_ms)}"]
+        lines += [f"server.{number}={peer}" for number, peer in enumerate(peers, 1)]
+    return "\n".join(lines) + "\n"
+
+
 def free_ports(host: str, count: int) -> list[int]:
     """Choose free TCP ports below the range that the kernel gives to outgoing connections.
 
@@ -238,24 +283,8 @@ class _Server:
             if path.exists():
                 path.replace(self.folder / f"{name}.previous")
         self.token = f"isthmus-{secrets.token_hex(8)}"
-        main = "quorum.QuorumPeerMain" if ensemble else "ZooKeeperServerMain"
-        command = [
-            str(java.executable),
-            f"-Xmx{HEAP_MAX_MIB}m",
-            # A small server on a busy machine: start soon and use one thread for collecting.
-            *(
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
-                "-XX:-UsePerfData",
-                "-XX:+ExitOnOutOfMemoryError",
-            ),
-            "-Dlog4j2.configurationFile=./log4j2.properties",
-            # The word `envi` repeats the user's name: see `is_serving`.
-            f"-Duser.name={self.token}",
-            *("-cp", class_path()),
-            f"org.apache.zookeeper.server.{main}",
-            "./zoo.cfg",
-        ]
+        # The word `envi` repeats the user's name: see `is_serving`.
+        command = server_command(java, ensemble=ensemble, options=[f"-Duser.name={self.token}"])
         self.process = GuardedProcess(command, self.folder, self.folder / "console.log")
 
     def is_serving(self) -> bool:
@@ -486,35 +515,16 @@ class EmbeddedZooKeeper:
             (server.folder / "data" / "myid").write_text(f"{server.index + 1}\n")
 
     def _configuration(self, server: _Server) -> str:
-        """The member's zoo.cfg. Paths are relative to its folder, so that nothing in them needs an escape."""
-        lines = [
-            "dataDir=./data",
-            f"clientPort={server.ports.client}",
-            f"clientPortAddress={self._host}",
-            f"tickTime={self._tick_ms}",
-            f"minSessionTimeout={SESSION_TIMEOUT_MIN_MS}",
-            f"maxSessionTimeout={SESSION_TIMEOUT_MAX_MS}",
-            f"maxClientCnxns={CLIENT_CONNECTIONS_MAX}",
-            "admin.enableServer=false",
-            "4lw.commands.whitelist=*",
-            f"forceSync={'yes' if self._force_sync else 'no'}",
-            # In KiB. The default of 64 MiB per log file is written out in zeros before the first request.
-            "preAllocSize=1024",
-            "snapCount=50000",
-            "autopurge.snapRetainCount=3",
-            "autopurge.purgeInterval=1",
+        peers = [
+            f"{self._bracketed_host}:{peer.ports.quorum}:{peer.ports.election}" for peer in self._servers
         ]
-        if self._count > 1:
-            # In ticks: a member has 10 s to fetch the state, and falls out after 2 s of silence.
-            lines += [
-                f"initLimit={max(2, 10_000 // self._tick_ms)}",
-                f"syncLimit={max(2, 2_000 // self._tick_ms)}",
-            ]
-            lines += [
-                f"server.{peer.index + 1}={self._bracketed_host}:{peer.ports.quorum}:{peer.ports.election}"
-                for peer in self._servers
-            ]
-        return "\n".join(lines) + "\n"
+        return server_settings(
+            self._host,
+            server.ports.client,
+            peers if self._count > 1 else [],
+            self._tick_ms,
+            self._force_sync,
+        )
 
     def _wait_until_serving(self, servers: Sequence[_Server], deadline_s: float, timeout_s: float) -> None:
         pending = list(servers)

@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "report": ("report", "report", "Report from traces where the latency went."),
     "watch": ("watch", "watch", "Watch latency and deadline misses from traces, live."),
     "trace": ("trace", "trace", "Ship traces to Parquet."),
+    "topology": ("topology", "topology", "List, check, show and draw topologies; make a compose file."),
     "bench": ("bench", "bench", "Measure Isthmus on this machine."),
 }
 

@@ -62,7 +62,7 @@ class LinkConditions:
     @property
     def is_perfect(self) -> bool:
         """Nothing is delayed, lost or limited."""
-        return self == _PERFECT
+        return self == PERFECT
 
     @property
     def leave_burst_probability(self) -> float:
@@ -89,4 +89,4 @@ class LinkConditions:
 
 
 CONDITION_NAMES: Final = tuple(field.name for field in fields(LinkConditions))
-_PERFECT: Final = LinkConditions()
+PERFECT: Final = LinkConditions()

@@ -1,8 +1,12 @@
-"""A YAML document whose every value knows its line, so that an error can say where to look."""
+"""A YAML document whose every value knows its line, so that an error can say where to look.
+
+Readers raise at the first thing they cannot use; `Problems` lets the next one go on all the same, so
+that a file with three mistakes is mended in one go.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import yaml
 
@@ -10,6 +14,10 @@ from overlay.errors import show
 from topology.errors import InvalidTopologyError
 
 DOCUMENT_MAX_BYTES: Final = 1024 * 1024
+PROBLEMS_SHOWN_MAX: Final = 20
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class Value:
@@ -24,9 +32,8 @@ class Value:
     def error(self, message: str) -> InvalidTopologyError:
         """An error about this value: the message names what is wrong and what would do."""
         where = f"{self.path} " if self.path else ""
-        return InvalidTopologyError(
-            f"{self._source}, line {self._node.start_mark.line + 1}: {where}{message}"
-        )
+        line: int = self._node.start_mark.line + 1
+        return InvalidTopologyError(f"{self._source}, line {line}: {where}{message}", line=line)
 
     @property
     def is_list(self) -> bool:
@@ -53,14 +60,10 @@ class Value:
             found[name] = Value(self._source, f"{self.path}.{name}" if self.path else name, value_node)
         return found
 
-    def fields(self, known: Sequence[str], unsupported: Sequence[str] = ()) -> dict[str, "Value"]:
-        """A mapping with these keys at most. `unsupported` ones are known but not built yet."""
+    def fields(self, known: Sequence[str]) -> dict[str, "Value"]:
+        """A mapping with these keys at most."""
         found = self.entries()
         for name, value in found.items():
-            if name in unsupported:
-                raise value.error(
-                    f"is not supported by the process testbed: remove it; supported are {', '.join(known)}"
-                )
             if name not in known:
                 raise value.error(f"is unknown: known are {', '.join(known)}")
         return found
@@ -71,6 +74,11 @@ class Value:
             raise self.error(f"is {self._shown()}: give a list, `- ...` on lines of their own")
         for index, node in enumerate(self._node.value):
             yield Value(self._source, f"{self.path}[{index}]", node)
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it is `null` or nothing at all."""
+        return isinstance(self._node, yaml.ScalarNode) and self.plain() is None
 
     def text(self) -> str:
         """Text."""
@@ -110,6 +118,44 @@ class Value:
         if isinstance(self._node, yaml.ScalarNode):
             return show(self._node.value) if self._node.value else "empty"
         return "a list" if self.is_list else "a mapping"
+
+
+class Problems:
+    """Everything that is wrong with a document."""
+
+    def __init__(self) -> None:
+        self._found: list[InvalidTopologyError] = []
+
+    def read(
+        self,
+        reader: Callable[Concatenate[Value, Parameters], Result],
+        value: Value | None,
+        default: Result,
+        *arguments: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Result:
+        """What a reader makes of a value; the default if there is no value or the reader refuses it."""
+        if value is None:
+            return default
+        try:
+            return reader(value, *arguments, **options)
+        except InvalidTopologyError as error:
+            self._found.append(error)
+            return default
+
+    def add(self, error: InvalidTopologyError) -> None:
+        """Note an error and go on."""
+        self._found.append(error)
+
+    def raise_if_any(self) -> None:
+        """Raise all that was found as one error, in the order of the file."""
+        if not self._found:
+            return
+        self._found.sort(key=lambda error: error.line)
+        lines = [str(error) for error in self._found[:PROBLEMS_SHOWN_MAX]]
+        if len(self._found) > PROBLEMS_SHOWN_MAX:
+            lines.append(f"and {len(self._found) - PROBLEMS_SHOWN_MAX} more")
+        raise InvalidTopologyError("\n".join(lines), line=self._found[0].line)
 
 
 def read_document(source: str, text: str) -> Value:

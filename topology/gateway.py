@@ -358,8 +358,9 @@ class GatewayStatistics:
 class Gateway:
     """The way from one LAN to the cloud and back."""
 
-    def __init__(self, delay_ms: float = 0.0) -> None:
-        self.paths = {way: Path(delay_ms / 1e3) for way in Way}
+    def __init__(self, delay_ms: float = 0.0, back_delay_ms: float | None = None) -> None:
+        back_ms = delay_ms if back_delay_ms is None else back_delay_ms
+        self.paths = {Way.OUT: Path(delay_ms / 1e3), Way.BACK: Path(back_ms / 1e3)}
         self.relays: set[Relay] = set()
         self._server: asyncio.Server | None = None
 
@@ -435,8 +436,8 @@ def _is_loopback(host: str) -> bool:
     return False
 
 
-async def _serve(host: str, delay_ms: float) -> None:
-    gateway = Gateway(delay_ms)
+async def _serve(host: str, delay_ms: float, back_delay_ms: float | None) -> None:
+    gateway = Gateway(delay_ms, back_delay_ms)
     locator = await gateway.start(host)
     task = asyncio.current_task()
     assert task is not None
@@ -474,9 +475,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="gateway")
     parser.add_argument("host")
     parser.add_argument("--delay-ms", type=float, default=0.0)
+    parser.add_argument("--back-delay-ms", type=float, help="Into the LAN, if that differs.")
     arguments = parser.parse_args()
     with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
-        asyncio.run(_serve(arguments.host, arguments.delay_ms))
+        asyncio.run(_serve(arguments.host, arguments.delay_ms, arguments.back_delay_ms))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from typing import Any, Final
 
 from clients import Client, Publisher, Subscription
 from runtime.logs import configure_logging
+from topology.endpoints import PublisherSpec, SubscriberSpec
 from topology.lines import read_commands, say
-from topology.model import PublisherSpec, SubscriberSpec, Topology, load_topology
+from topology.model import Topology, load_topology
 
 CONNECT_TIMEOUT_S: Final = 15.0
 MATCH_TIMEOUT_S: Final = 20.0

@@ -1,53 +1,50 @@
-"""The description of a testbed: LANs, brokers, WAN links, topics and who publishes and subscribes.
+"""The description of a testbed: LANs, brokers, links, topics and who publishes and subscribes.
 
 One YAML file is the single description; drivers run it. This module reads and checks it, nothing
-else. Everything is checked before anything starts: an error names the line, the value and the remedy.
+else. Everything is checked before anything starts, and every mistake is told at once: an error names
+the line, the value and the remedy. `docs/topologies.md` says what a file may hold.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from overlay.errors import OverlayError
-from overlay.limits import PAYLOAD_MAX_BYTES
-from overlay.names import check_name, check_topic
 from overlay.qos import TopicQos
-from topology.document import Value, read_document
+from topology.conditions import LinkConditions
+from topology.document import Problems, Value, read_document
+from topology.endpoints import (
+    PublisherSpec,
+    SubscriberSpec,
+    read_publishers,
+    read_subscribers,
+    read_topics,
+)
 from topology.errors import InvalidTopologyError
+from topology.geography import LATITUDE_MAX, LONGITUDE_MAX, Location
+from topology.links import (
+    CLOUD,
+    BothWays,
+    Link,
+    Scenario,
+    in_series,
+    read_links,
+    read_name,
+    read_named,
+    read_scenarios,
+    read_ways,
+)
 
 LANS_MAX: Final = 99
 """The process testbed gives LAN number n the addresses 127.n.x.y; the cloud has 127.100.x.y."""
 EDGES_MAX_PER_LAN: Final = 100
 ROUTERS_MAX: Final = 200
-TOPICS_MAX: Final = 1_000
-ENDPOINTS_MAX: Final = 2_000
-DELAY_MAX_MS: Final = 10_000.0
-RATE_MAX_PER_S: Final = 10_000.0
-RATE_MIN_PER_S: Final = 0.1
-PAYLOAD_MIN_BYTES: Final = 48
-"""Room for what the load writes into each payload: publisher, sequence, time of sending."""
 
-_DEFAULT_RATE_PER_S: Final = 10.0
-_DEFAULT_PAYLOAD_BYTES: Final = 64
-_LATER_LINK_KEYS: Final = ("jitter_ms", "loss", "rate_mbit_s")
-_QOS_FIELDS: Final = (
-    "period_ms",
-    "deadline_ms",
-    "loss_tolerance",
-    "retention",
-    "reliability",
-    "liveliness_ms",
+_SECTIONS: Final = (
+    *("name", "description", "zookeeper", "conditions", "wan", "cloud", "lans", "routers", "links"),
+    *("scenarios", "locations", "topics", "publishers", "subscribers"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class WanLink:
-    """The way between a LAN and the cloud."""
-
-    delay_ms: float = 0.0
-    """One way, in each direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,15 @@ class Lan:
 
     name: str
     edges: tuple[str, ...]
-    wan: WanLink
+    wan: Link
+    """The way to the cloud: `out` towards it, `back` into the LAN."""
+    edge_hosts: tuple[str, ...]
+    """The host of each edge broker."""
+
+    @property
+    def client_host(self) -> str:
+        """The host of the LAN's publishers and subscribers."""
+        return f"{self.name}-clients"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +74,19 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
-class PublisherSpec:
-    """An application that publishes at a fixed rate."""
+class Host:
+    """A machine and what runs on it."""
 
+    name: str
     lan: str
-    topic: str
-    edge: str
-    rate_per_s: float
-    payload_bytes: int
+    """Empty in the cloud."""
+    runs: tuple[str, ...]
+    """Brokers, ZooKeeper servers as `zookeeper-<n>`, or `clients`."""
 
-
-@dataclass(frozen=True, slots=True)
-class SubscriberSpec:
-    """An application that subscribes."""
-
-    lan: str
-    topic: str
-    edge: str
+    @property
+    def place(self) -> str:
+        """Where it is as far as links go: its LAN, or itself if it is in the cloud."""
+        return self.lan or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +96,84 @@ class Topology:
     name: str
     description: str
     zookeeper_servers: int
+    zookeeper_hosts: tuple[str, ...]
+    """One for each server."""
     lans: tuple[Lan, ...]
     routers: tuple[Router, ...]
+    links: tuple[Link, ...]
+    """Ways beside those between each LAN and the cloud: between two LANs, or to one host."""
+    cloud: LinkConditions
+    """Between any two hosts of the cloud that have no link of their own."""
     topics: Mapping[str, TopicQos]
     publishers: tuple[PublisherSpec, ...]
     subscribers: tuple[SubscriberSpec, ...]
-    text: str
+    scenarios: Mapping[str, Scenario]
+    locations: Mapping[str, Location]
+    text: str = field(repr=False)
     """The YAML it was read from."""
+    scenario: str = ""
+    """Which one is in force."""
 
     def lan(self, name: str) -> Lan:
         """The LAN of this name."""
         return next(lan for lan in self.lans if lan.name == name)
+
+    @property
+    def all_links(self) -> tuple[Link, ...]:
+        """Each LAN's link to the cloud, then the others."""
+        return (*(lan.wan for lan in self.lans), *self.links)
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Every machine: of the LANs first, then of the cloud."""
+        with_clients = {item.lan for item in self.publishers} | {item.lan for item in self.subscribers}
+        runs: dict[tuple[str, str], list[str]] = {}
+        for lan in self.lans:
+            for edge, host in zip(lan.edges, lan.edge_hosts, strict=True):
+                runs.setdefault((host, lan.name), []).append(edge)
+            if lan.name in with_clients:
+                runs.setdefault((lan.client_host, lan.name), []).append("clients")
+        for router in self.routers:
+            runs.setdefault((router.host, ""), []).append(router.name)
+        for number, host in enumerate(self.zookeeper_hosts, 1):
+            runs.setdefault((host, ""), []).append(f"zookeeper-{number}")
+        return tuple(Host(name, lan, tuple(found)) for (name, lan), found in runs.items())
+
+    def conditions(self, source: str, target: str) -> LinkConditions:
+        """What a packet from one place (a LAN or a host of the cloud) to another meets.
+
+        A link between the two decides. Without one, two LANs are joined by their two links to the
+        cloud, a LAN and a host by the LAN's, and two hosts by `cloud`. Within a place the network is
+        perfect.
+        """
+        if source == target:
+            return LinkConditions()
+        for link in self.links:
+            if {source, target} == set(link.ends):
+                return link.conditions_from(source)
+        wans = {lan.name: lan.wan.ways for lan in self.lans}
+        if source in wans and target in wans:
+            return in_series(wans[source].out, wans[target].back)
+        if source in wans:
+            return wans[source].out
+        return wans[target].back if target in wans else self.cloud
+
+    def under(self, scenario: str) -> "Topology":
+        """The topology under one of its scenarios. Raises InvalidTopologyError if it has none such."""
+        if scenario not in self.scenarios:
+            has = f"it has {', '.join(self.scenarios)}" if self.scenarios else "it has no scenarios"
+            raise InvalidTopologyError(f"topology {self.name} has no scenario {scenario!r}: {has}")
+        changed = self.scenarios[scenario].links
+
+        def changed_link(link: Link) -> Link:
+            return replace(link, ways=changed.get(link.name, link.ways))
+
+        return replace(
+            self,
+            scenario=scenario,
+            lans=tuple(replace(lan, wan=changed_link(lan.wan)) for lan in self.lans),
+            links=tuple(changed_link(link) for link in self.links),
+        )
 
     def publishing_lans(self, topic: str) -> frozenset[str]:
         """LANs with publishers of a topic."""
@@ -158,192 +226,185 @@ def load_topology(name_or_path: str | Path) -> Topology:
 def parse_topology(text: str, source: str = "topology") -> Topology:
     """Read a topology from YAML text; `source` names it in errors."""
     root = read_document(source, text)
-    fields = root.fields(
-        ("name", "description", "zookeeper", "wan", "lans", "routers", "topics", "publishers", "subscribers")
-    )
-    for required in ("lans", "routers"):
-        if required not in fields:
-            raise root.error(f"{required} is missing: a topology needs lans and routers")
-    default_link = _read_link(fields["wan"], WanLink()) if "wan" in fields else WanLink()
-    lans = _read_lans(fields["lans"], default_link)
-    topics = _read_topics(fields["topics"]) if "topics" in fields else {}
-    publishers = _read_publishers(fields["publishers"], lans, topics) if "publishers" in fields else ()
-    subscribers = _read_subscribers(fields["subscribers"], lans, topics) if "subscribers" in fields else ()
-    routers = _read_routers(fields["routers"])
-    _check_broker_names(root, lans, routers)
-    return Topology(
-        name=fields["name"].text() if "name" in fields else Path(source).stem,
-        description=fields["description"].text().strip() if "description" in fields else "",
-        zookeeper_servers=_read_zookeeper(fields["zookeeper"]) if "zookeeper" in fields else 1,
+    problems = Problems()
+    fields = _read_sections(root, problems)
+    servers, zookeeper_hosts = problems.read(_read_zookeeper, fields.get("zookeeper"), (1, ("zookeeper-1",)))
+    named = problems.read(read_named, fields.get("conditions"), {}, problems)
+    wan = problems.read(read_ways, fields.get("wan"), BothWays(), named)
+    cloud = problems.read(read_ways, fields.get("cloud"), BothWays(), named)
+    lans = problems.read(_read_lans, fields.get("lans"), (), named, wan, problems)
+    routers = problems.read(_read_routers, fields.get("routers"), ())
+    topics = problems.read(read_topics, fields.get("topics"), {}, problems)
+    # What follows names LANs, hosts and topics: with those wrong it would only seem to be wrong, too.
+    problems.raise_if_any()
+    if cloud.out != cloud.back:
+        problems.add(
+            fields["cloud"].error("has directions, but hosts of the cloud have no order: remove them")
+        )
+    edges = {lan.name: lan.edges for lan in lans}
+    problems.read(_check_names, root, None, lans, routers, zookeeper_hosts)
+    cloud_hosts = (*(router.host for router in routers), *zookeeper_hosts)
+    places = tuple(dict.fromkeys((*edges, *cloud_hosts)))
+    links = problems.read(read_links, fields.get("links"), (), named, places)
+    by_name = problems.read(_links_by_name, root, {}, (*(lan.wan for lan in lans), *links))
+    problems.raise_if_any()
+    topology = Topology(
+        name=problems.read(Value.text, fields.get("name"), Path(source).stem),
+        description=problems.read(Value.text, fields.get("description"), "").strip(),
+        zookeeper_servers=servers,
+        zookeeper_hosts=zookeeper_hosts,
         lans=lans,
         routers=routers,
+        links=links,
+        cloud=cloud.out,
         topics=topics,
-        publishers=publishers,
-        subscribers=subscribers,
+        publishers=problems.read(read_publishers, fields.get("publishers"), (), edges, topics, problems),
+        subscribers=problems.read(read_subscribers, fields.get("subscribers"), (), edges, topics, problems),
+        scenarios=problems.read(read_scenarios, fields.get("scenarios"), {}, named, by_name, problems),
+        locations=problems.read(_read_locations, fields.get("locations"), {}, places),
         text=text,
+    )
+    problems.raise_if_any()
+    return topology
+
+
+def _read_sections(root: Value, problems: Problems) -> dict[str, Value]:
+    fields = root.entries()
+    for name, value in fields.items():
+        if name not in _SECTIONS:
+            problems.add(value.error(f"is unknown: known are {', '.join(_SECTIONS)}"))
+    for required in ("lans", "routers"):
+        if required not in fields:
+            problems.add(root.error(f"{required} is missing: a topology needs lans and routers"))
+    return fields
+
+
+def _read_zookeeper(value: Value) -> tuple[int, tuple[str, ...]]:
+    fields = value.fields(("servers", "hosts"))
+    servers = fields["servers"].integer(1, 3) if "servers" in fields else 1
+    if servers == 2:
+        raise fields["servers"].error("is 2: use 1, or 3 for an ensemble that survives one crash")
+    if "hosts" not in fields:
+        return servers, tuple(f"zookeeper-{number + 1}" for number in range(servers))
+    hosts = tuple(read_name(item, "host", item.text()) for item in fields["hosts"].items())
+    if len(hosts) != servers:
+        raise fields["hosts"].error(f"has {len(hosts)} hosts for {servers} servers: name one for each server")
+    return servers, hosts
+
+
+def _read_lans(
+    value: Value, named: Mapping[str, BothWays], wan: BothWays, problems: Problems
+) -> tuple[Lan, ...]:
+    entries = value.entries()
+    if not 1 <= len(entries) <= LANS_MAX:
+        raise value.error(f"has {len(entries)} LANs: there must be 1 to {LANS_MAX}")
+    lans = (problems.read(_read_lan, entry, None, name, named, wan) for name, entry in entries.items())
+    return tuple(lan for lan in lans if lan is not None)
+
+
+def _read_lan(value: Value, name: str, named: Mapping[str, BothWays], wan: BothWays) -> Lan | None:
+    read_name(value, "LAN", name)
+    fields = value.fields(("edges", "wan"))
+    edges = _read_edges(fields["edges"], name) if "edges" in fields else [(f"{name}-1", f"{name}-1")]
+    ways, link = wan, f"{name}-wan"
+    if "wan" in fields:
+        ways = read_ways(fields["wan"], named, wan, also=("name",))
+        link_name = fields["wan"].entries().get("name") if fields["wan"].is_map else None
+        if link_name is not None:
+            link = read_name(link_name, "link", link_name.text())
+    return Lan(
+        name=name,
+        edges=tuple(edge for edge, _ in edges),
+        wan=Link(link, (name, CLOUD), ways),
+        edge_hosts=tuple(host for _, host in edges),
     )
 
 
-def _read_zookeeper(value: Value) -> int:
-    fields = value.fields(("servers",))
-    if "servers" not in fields:
-        return 1
-    servers = fields["servers"].integer(1, 3)
-    if servers == 2:
-        raise fields["servers"].error("is 2: use 1, or 3 for an ensemble that survives one crash")
-    return servers
-
-
-def _read_link(value: Value, default: WanLink) -> WanLink:
-    fields = value.fields(("delay_ms",), unsupported=_LATER_LINK_KEYS)
-    if "delay_ms" not in fields:
-        return default
-    return WanLink(fields["delay_ms"].number(0.0, DELAY_MAX_MS))
-
-
-def _read_lans(value: Value, default_link: WanLink) -> tuple[Lan, ...]:
-    lans = []
-    for name, entry in value.entries().items():
-        _named(entry, "LAN", name)
-        fields = entry.fields(("edges", "wan"))
-        edges = (
-            _read_names(fields["edges"], "edge", f"{name}-", EDGES_MAX_PER_LAN) if "edges" in fields else None
-        )
-        lans.append(
-            Lan(
-                name=name,
-                edges=edges or (f"{name}-1",),
-                wan=_read_link(fields["wan"], default_link) if "wan" in fields else default_link,
-            )
-        )
-    if not 1 <= len(lans) <= LANS_MAX:
-        raise value.error(f"has {len(lans)} LANs: there must be 1 to {LANS_MAX}")
-    return tuple(lans)
-
-
-def _read_names(value: Value, kind: str, prefix: str, most: int) -> tuple[str, ...]:
-    """A number of brokers, or a list of their names."""
+def _read_edges(value: Value, lan: str) -> list[tuple[str, str]]:
+    """Edge brokers and their hosts: a number, or a list of names or of {name, host}."""
     if not value.is_list:
-        return tuple(f"{prefix}{number + 1}" for number in range(value.integer(1, most)))
-    names = [_named(item, kind, item.text()) for item in value.items()]
-    if not 1 <= len(names) <= most:
-        raise value.error(f"has {len(names)} entries: there must be 1 to {most}")
-    return tuple(names)
+        names = [f"{lan}-{number + 1}" for number in range(value.integer(1, EDGES_MAX_PER_LAN))]
+        return [(name, name) for name in names]
+    edges = []
+    for number, item in enumerate(value.items(), 1):
+        if not item.is_map:
+            name = read_name(item, "edge", item.text())
+            edges.append((name, name))
+            continue
+        fields = item.fields(("name", "host"))
+        name = f"{lan}-{number}"
+        if "name" in fields:
+            name = read_name(fields["name"], "edge", fields["name"].text())
+        host = read_name(fields["host"], "host", fields["host"].text()) if "host" in fields else name
+        edges.append((name, host))
+    if not 1 <= len(edges) <= EDGES_MAX_PER_LAN:
+        raise value.error(f"has {len(edges)} entries: there must be 1 to {EDGES_MAX_PER_LAN}")
+    return edges
 
 
 def _read_routers(value: Value) -> tuple[Router, ...]:
     if not value.is_list:
-        names = _read_names(value, "routing broker", "router-", ROUTERS_MAX)
-        return tuple(Router(name, f"host-{number + 1}") for number, name in enumerate(names))
+        numbers = range(1, value.integer(1, ROUTERS_MAX) + 1)
+        return tuple(Router(f"router-{number}", f"host-{number}") for number in numbers)
     routers = []
-    for number, item in enumerate(value.items()):
-        host = f"host-{number + 1}"
+    for number, item in enumerate(value.items(), 1):
+        name, host = f"router-{number}", f"host-{number}"
         if not item.is_map:
-            routers.append(Router(_named(item, "routing broker", item.text()), host))
+            routers.append(Router(read_name(item, "routing broker", item.text()), host))
             continue
         fields = item.fields(("name", "host"))
-        name = f"router-{number + 1}"
         if "name" in fields:
-            name = _named(fields["name"], "routing broker", fields["name"].text())
+            name = read_name(fields["name"], "routing broker", fields["name"].text())
         if "host" in fields:
-            host = _named(fields["host"], "host", fields["host"].text())
+            host = read_name(fields["host"], "host", fields["host"].text())
         routers.append(Router(name, host))
     if not 1 <= len(routers) <= ROUTERS_MAX:
         raise value.error(f"has {len(routers)} routing brokers: there must be 1 to {ROUTERS_MAX}")
     return tuple(routers)
 
 
-def _read_topics(value: Value) -> dict[str, TopicQos]:
-    topics: dict[str, TopicQos] = {}
-    for name, entry in value.entries().items():
-        try:
-            check_topic(name)
-            record = {key: item.plain() for key, item in entry.fields(_QOS_FIELDS).items()}
-            topics[name] = TopicQos.from_record(record)
-        except OverlayError as error:
-            raise entry.error(f"cannot be used: {error}") from error
-    if len(topics) > TOPICS_MAX:
-        raise value.error(f"has {len(topics)} topics: at most {TOPICS_MAX} are allowed")
-    return topics
-
-
-def _read_publishers(
-    value: Value, lans: tuple[Lan, ...], topics: Mapping[str, TopicQos]
-) -> tuple[PublisherSpec, ...]:
-    publishers = []
-    for number, item in enumerate(_endpoints(value)):
-        fields = item.fields(("lan", "topic", "edge", "rate_per_s", "payload_bytes"))
-        lan, topic, edge = _read_place(item, fields, number, lans, topics)
-        rate = fields.get("rate_per_s")
-        rate_per_s = rate.number(RATE_MIN_PER_S, RATE_MAX_PER_S) if rate else _DEFAULT_RATE_PER_S
-        period_ms = topics[topic].period_ms
-        if period_ms is not None and rate_per_s * period_ms > 1000 * (1 + 1e-9):
-            raise (rate or item).error(
-                f"is {rate_per_s:g}, a message every {1000 / rate_per_s:g} ms, but period_ms of {topic} is "
-                f"{period_ms:g}: lower the rate or the period"
+def _read_locations(value: Value, places: tuple[str, ...]) -> dict[str, Location]:
+    locations = {}
+    for place, entry in value.entries().items():
+        if place not in places:
+            raise entry.error(f"is no LAN and no host of the cloud: use one of {', '.join(places)}")
+        numbers = list(entry.items())
+        if len(numbers) != 2:
+            raise entry.error(
+                "is no location: give [latitude, longitude] in degrees, south and west negative"
             )
-        size = fields.get("payload_bytes")
-        payload = size.integer(PAYLOAD_MIN_BYTES, PAYLOAD_MAX_BYTES) if size else _DEFAULT_PAYLOAD_BYTES
-        publishers.append(PublisherSpec(lan, topic, edge, rate_per_s, payload))
-    return tuple(publishers)
-
-
-def _read_subscribers(
-    value: Value, lans: tuple[Lan, ...], topics: Mapping[str, TopicQos]
-) -> tuple[SubscriberSpec, ...]:
-    return tuple(
-        SubscriberSpec(*_read_place(item, item.fields(("lan", "topic", "edge")), number, lans, topics))
-        for number, item in enumerate(_endpoints(value))
-    )
-
-
-def _endpoints(value: Value) -> list[Value]:
-    items = list(value.items())
-    if len(items) > ENDPOINTS_MAX:
-        raise value.error(f"has {len(items)} entries: at most {ENDPOINTS_MAX} are allowed")
-    return items
-
-
-def _read_place(
-    item: Value,
-    fields: Mapping[str, Value],
-    number: int,
-    lans: tuple[Lan, ...],
-    topics: Mapping[str, TopicQos],
-) -> tuple[str, str, str]:
-    """LAN, topic and edge of an endpoint; without an edge they take turns."""
-    for required in ("lan", "topic"):
-        if required not in fields:
-            raise item.error(f"has no {required}: give lan and topic")
-    name = fields["lan"].text()
-    lan = next((lan for lan in lans if lan.name == name), None)
-    if lan is None:
-        raise fields["lan"].error(
-            f"is {name!r}, no such LAN: use one of {', '.join(lan.name for lan in lans)}"
+        locations[place] = Location(
+            numbers[0].number(-LATITUDE_MAX, LATITUDE_MAX), numbers[1].number(-LONGITUDE_MAX, LONGITUDE_MAX)
         )
-    topic = fields["topic"].text()
-    if topic not in topics:
-        raise fields["topic"].error(f"is {topic!r}, which topics does not have: add it there, or correct it")
-    if "edge" not in fields:
-        return lan.name, topic, lan.edges[number % len(lan.edges)]
-    edge = fields["edge"].text()
-    if edge not in lan.edges:
-        raise fields["edge"].error(
-            f"is {edge!r}, no edge of LAN {lan.name}: use one of {', '.join(lan.edges)}"
-        )
-    return lan.name, topic, edge
+    return locations
 
 
-def _check_broker_names(root: Value, lans: tuple[Lan, ...], routers: tuple[Router, ...]) -> None:
-    seen: set[str] = set()
-    for name in [*(edge for lan in lans for edge in lan.edges), *(router.name for router in routers)]:
-        if name in seen:
-            raise root.error(f"two brokers are named {name!r}: every broker needs a name of its own")
-        seen.add(name)
+def _check_names(
+    root: Value, lans: tuple[Lan, ...], routers: tuple[Router, ...], zookeeper_hosts: tuple[str, ...]
+) -> None:
+    """Every broker has a name of its own, and a host is in one place only."""
+    brokers = [*(edge for lan in lans for edge in lan.edges), *(router.name for router in routers)]
+    twice = next((name for name in brokers if brokers.count(name) > 1), None)
+    if twice is not None:
+        raise root.error(f"two brokers are named {twice!r}: every broker needs a name of its own")
+    place_of = dict.fromkeys((*(router.host for router in routers), *zookeeper_hosts), CLOUD)
+    for lan in lans:
+        if lan.name == CLOUD or CLOUD in lan.edge_hosts:
+            raise root.error(f"{CLOUD!r} names a LAN or host: it is the name of what joins them; use another")
+        if lan.name in place_of:
+            raise root.error(f"{lan.name!r} is a LAN and a host of the cloud: rename one of them")
+        for host in (*lan.edge_hosts, lan.client_host):
+            if place_of.setdefault(host, lan.name) != lan.name:
+                raise root.error(
+                    f"host {host!r} is in LAN {lan.name} and in {place_of[host]}: a host is in one place; "
+                    "rename one of them"
+                )
 
 
-def _named(value: Value, kind: str, name: str) -> str:
-    try:
-        return check_name(kind, name)
-    except OverlayError as error:
-        raise value.error(f"cannot be used: {error}") from error
+def _links_by_name(root: Value, links: tuple[Link, ...]) -> dict[str, Link]:
+    found: dict[str, Link] = {}
+    for link in links:
+        if link.name in found:
+            raise root.error(f"two links are named {link.name!r}: every link needs a name of its own")
+        found[link.name] = link
+    return found

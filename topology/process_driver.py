@@ -7,9 +7,11 @@ Every LAN has an address range of its own, and so has the cloud:
     127.100.<n>.1    routing broker number <n>
     127.0.0.1        ZooKeeper
 
-Edges reach routing brokers through the gateway, which delays and can be cut; ZooKeeper is reached
-directly. Each process has a log in the run directory, which goes when the testbed ends well and
-stays when it fails. No process outlives the testbed, see `topology.launcher`.
+Edges reach routing brokers through the gateway, which delays, limits the rate and can be cut;
+ZooKeeper is reached directly. Gateways relay TCP and see no packets, so jitter and loss are left out,
+and so are links to single hosts and between LANs: `unemulated` names what a run leaves out. Each
+process has a log in the run directory, which goes when the testbed ends well and stays when it fails.
+No process outlives the testbed, see `topology.launcher`.
 """
 
 import asyncio
@@ -42,6 +44,9 @@ EXECUTE_TIMEOUT_S: Final = 30.0
 READY_POLL_S: Final = 0.05
 SESSION_TIMEOUT_S: Final = 4.0
 DIRECTORY_PREFIX: Final = "isthmus-testbed-"
+
+MBIT_BYTES: Final = 125_000
+"""A megabit in bytes."""
 
 Say = Callable[[str], None]
 
@@ -307,7 +312,9 @@ class ProcessDriver:
 
     async def _start_ground(self) -> None:
         """Start what brokers stand on: ZooKeeper and the WAN."""
-        await _all(self._start_zookeeper(), *(self._start_gateway(lan.name) for lan in self.topology.lans))
+        if left_out := unemulated(self.topology):
+            self._say(f"left out, because this testbed has no packets to lose: {'; '.join(left_out)}")
+        await _all(self._start_zookeeper(), *(self.start_gateway(lan.name) for lan in self.topology.lans))
 
     async def _stop_wan(self) -> None:
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways.values()))
@@ -340,18 +347,26 @@ class ProcessDriver:
         self._hosts = self._zookeeper.hosts
         self._say(f"ZooKeeper serves at {self._hosts}")
 
-    async def _start_gateway(self, lan: str) -> None:
+    async def start_gateway(self, lan: str) -> None:
+        """Start the gateway of a LAN with the conditions of its link; returns when it serves."""
         number = 1 + [item.name for item in self.topology.lans].index(lan)
-        delay_ms = self.topology.lan(lan).wan.delay_ms
+        link = self.topology.lan(lan).wan
+        ways = link.ways
         child = self._gateways[lan] = Child(
             f"gateway-{lan}",
             "topology.gateway",
-            [f"127.{number}.0.1", "--delay-ms", str(delay_ms)],
+            [
+                f"127.{number}.0.1",
+                *("--delay-ms", str(ways.out.delay_ms), "--back-delay-ms", str(ways.back.delay_ms)),
+            ],
             self.directory,
         )
         await child.start()
         self._proxies[lan] = (await child.wait_for("serving", START_TIMEOUT_S))["locator"]
-        self._say(f"gateway of {lan} serves at {self._proxies[lan]}, {delay_ms:g} ms to the cloud")
+        for way, conditions in ((Way.OUT, ways.out), (Way.BACK, ways.back)):
+            if conditions.rate_mbit is not None:
+                await self.limit(lan, conditions.rate_mbit * MBIT_BYTES, [way])
+        self._say(f"gateway of {lan} serves at {self._proxies[lan]}, {link.delay_ms:g} ms to the cloud")
 
     def _plan(self) -> None:
         """All brokers with their addresses and arguments."""
@@ -363,6 +378,21 @@ class ProcessDriver:
             arguments += ("--discovery-group", f"239.255.75.{number}")
             for index, edge in enumerate(lan.edges):
                 self.nodes[edge] = Node(edge, "edge", lan.name, f"127.{number}.0.{10 + index}", arguments)
+
+
+def unemulated(topology: Topology) -> list[str]:
+    """What the topology says about its links and this testbed leaves out, for people."""
+    left_out = []
+    for link in (lan.wan for lan in topology.lans):
+        both = (link.ways.out, link.ways.back)
+        names = [name for name in ("jitter_ms", "loss") if any(getattr(one, name) for one in both)]
+        if names:
+            left_out.append(f"{' and '.join(names)} of {link.name}")
+    if topology.links:
+        left_out.append(f"{len(topology.links)} links to single hosts or between LANs")
+    if not topology.cloud.is_perfect:
+        left_out.append("the conditions between hosts of the cloud")
+    return left_out
 
 
 async def _all(*work: Any) -> None:

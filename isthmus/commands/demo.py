@@ -82,7 +82,7 @@ class _Narrator(Observer):
 def demo(topology: str, seconds: float, json_file: Path | None, keep: bool, driver: str) -> None:
     """Watch TOPOLOGY survive the death of its leader and of a primary.
 
-    TOPOLOGY is a YAML file or the name of one that comes with Isthmus: two-lans.
+    TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`.
 
     Starts ZooKeeper, brokers, publishers and subscribers as processes on this machine, kills the leader
     and the primary of the busiest topic while messages flow, and compares what arrived with what was

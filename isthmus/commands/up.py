@@ -35,7 +35,7 @@ def up(
 ) -> None:
     """Run TOPOLOGY: ZooKeeper, brokers, publishers and subscribers, until Ctrl-C.
 
-    TOPOLOGY is a YAML file or the name of one that comes with Isthmus: two-lans.
+    TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`.
     """
     console = open_console(stderr=as_json)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from coordinator.embedded import EmbeddedZooKeeper
+from coordinator.member import become_member
 from isthmus.errors import explain_errors
 
 
@@ -19,10 +20,28 @@ from isthmus.errors import explain_errors
     help="Where to keep data and logs; a private directory that goes with the server if not given.",
 )
 @click.option("--port", type=int, help="Client port (of the first server); a free one if not given.")
+@click.option("--ensemble", metavar="HOST,...", help="Run one server of an ensemble on these hosts.")
+@click.option("--member", type=int, metavar="NUMBER", help="Which server of the ensemble; the first is 1.")
+@click.option("--insecure", is_flag=True, help="Serve other hosts without TLS; an ensemble needs it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as JSON.")
 @explain_errors
-def zookeeper(servers: str, directory: Path | None, port: int | None, as_json: bool) -> None:
-    """Run a ZooKeeper server, or an ensemble of three, until Ctrl-C."""
+def zookeeper(
+    servers: str,
+    directory: Path | None,
+    port: int | None,
+    ensemble: str | None,
+    member: int | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    """Run a ZooKeeper server, or an ensemble of three, until Ctrl-C.
+
+    All servers run on this machine, unless --ensemble and --member make this process one server of an
+    ensemble on several machines. Such a server listens at the address of its host, port 2181, and logs
+    to standard output.
+    """
+    if ensemble is not None or member is not None:
+        _become_member(ensemble, member, directory, insecure)
     count = int(servers)
     ports = [port + index for index in range(count)] if port is not None else None
     stop = threading.Event()
@@ -34,3 +53,14 @@ def zookeeper(servers: str, directory: Path | None, port: int | None, as_json: b
         else:
             click.echo(f"ZooKeeper serves at {server.hosts}, data and logs in {server.directory}")
         stop.wait()
+
+
+def _become_member(ensemble: str | None, member: int | None, directory: Path | None, insecure: bool) -> None:
+    if ensemble is None or member is None or directory is None:
+        raise click.UsageError("a server of an ensemble needs --ensemble, --member and --directory")
+    if not insecure:
+        raise click.UsageError(
+            "a server of an ensemble talks to other hosts, and links are not encrypted: "
+            "say --insecure if the network is trusted"
+        )
+    become_member(member, [host.strip() for host in ensemble.split(",")], directory)

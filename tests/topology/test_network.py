@@ -2,10 +2,9 @@
 
 import pytest
 
-from topology.conditions import LinkConditions
 from topology.errors import DriverError
-from topology.model import load_topology, parse_topology
-from topology.network import CLOUD, in_series, lan_host, read_network
+from topology.model import load_topology
+from topology.network import CLOUD, lan_host, read_network
 
 
 def test_two_lans() -> None:
@@ -31,15 +30,11 @@ def test_two_lans() -> None:
         plan.host("nobody")
 
 
-def test_a_lan_must_not_be_called_as_the_cloud_is() -> None:
-    with pytest.raises(DriverError, match=r"a LAN is called cloud.*rename it"):
-        read_network(parse_topology("lans: {cloud: {edges: 1}}\nrouters: 1\n"))
-
-
-def test_links_in_series() -> None:
-    first = LinkConditions(delay_ms=30, jitter_ms=2, loss=0.1, rate_mbit=10)
-    second = LinkConditions(delay_ms=250, jitter_ms=1, loss=0.2, burst=4)
-    both = in_series(first, second)
-    assert (both.delay_ms, both.jitter_ms, both.burst, both.rate_mbit) == (280, 3, 4, 10)
-    assert both.loss == pytest.approx(1 - 0.9 * 0.8)
-    assert in_series(LinkConditions(), LinkConditions()).is_perfect
+def test_hosts_of_the_cloud_that_are_apart_are_sites_of_their_own() -> None:
+    plan = read_network(load_topology("global"))
+    sites = {host.site for host in plan.hosts}
+    assert CLOUD not in sites
+    assert len(plan.links) == len(sites) * (len(sites) - 1)
+    for router in load_topology("global").routers:
+        assert plan.host(router.name).site == router.host
+    assert plan.host(plan.zookeeper).has_wan

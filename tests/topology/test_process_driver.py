@@ -1,20 +1,24 @@
 """The process testbed: it starts, obeys and ends, and nothing is left however it ends."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from overlay.locator import Locator
 from runtime.process import wait_until
 from tests.topology.processes import descendants, state, wait_gone
 from topology.children import Child
+from topology.compose import broker_check, zookeeper_check
 from topology.errors import DriverError
-from topology.model import parse_topology
-from topology.process_driver import ProcessDriver, running
+from topology.model import load_topology, parse_topology
+from topology.process_driver import ProcessDriver, running, unemulated
 
 TINY = """\
 wan: {delay_ms: 20}
@@ -45,11 +49,62 @@ async def test_starts_obeys_and_leaves_nothing() -> None:
     assert not directory.exists()
 
 
+def test_says_what_it_leaves_out_of_a_topology() -> None:
+    assert unemulated(parse_topology(TINY)) == []
+    assert unemulated(load_topology("star-8")) == ["jitter_ms and loss of site-8-wan"]
+    assert unemulated(load_topology("global")) == ["28 links to single hosts or between LANs"]
+    assert unemulated(parse_topology(TINY + "cloud: {delay_ms: 1}")) == [
+        "the conditions between hosts of the cloud"
+    ]
+
+
+async def test_links_that_differ_by_direction_are_told_to_the_gateway(tmp_path: Path) -> None:
+    text = TINY.replace(
+        "wan: {delay_ms: 20}", "wan: {out: {delay_ms: 1, rate_mbit: 8}, back: {delay_ms: 60}}"
+    )
+    said: list[str] = []
+    driver = ProcessDriver(parse_topology(text), directory=tmp_path, say=said.append)
+    try:
+        # What is under test is the gateway alone; no ZooKeeper is needed for it.
+        await driver.start_gateway("a")
+        proxy = Locator.parse(said[-1].split(" serves at ")[1].split(",")[0])
+        server = await asyncio.start_server(_echo_once, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+            writer.write(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            started_s = time.monotonic()
+            writer.write(b"x" * 20_000)
+            await reader.readexactly(1)
+            # 1 ms there, 60 ms back, and 20 kB at a megabyte a second.
+            assert time.monotonic() - started_s >= 0.075
+            writer.close()
+            await writer.wait_closed()
+    finally:
+        await driver.stop()
+    assert "30.5 ms to the cloud" in said[-1]
+
+
+async def _echo_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(20_000)
+    writer.write(b"y")
+    await writer.drain()
+    await reader.read()
+    writer.close()
+
+
 async def _obeys(driver: ProcessDriver) -> None:
     status = await driver.status("router-1")
     assert status["leader"] and status["locator"].startswith("127.100.1.1:")
     edge = await driver.status("a-1")
     assert edge["lan"] == "a" and edge["locator"].startswith("127.1.0.10:")
+
+    # The health checks of compose files, on the real things.
+    keeper, router = (Locator.parse(text) for text in (driver.zookeeper_hosts, driver.nodes["router-1"].http))
+    assert await _bash(zookeeper_check(keeper.host, keeper.port)) == 0
+    assert await _bash(broker_check(router.host, router.port)) == 0
+    assert await _bash(zookeeper_check(router.host, router.port)) != 0
 
     child = driver.nodes["router-1"].child
     assert child is not None
@@ -63,6 +118,7 @@ async def _obeys(driver: ProcessDriver) -> None:
     await driver.kill("router-1")
     assert not driver.nodes["router-1"].is_alive
     assert "router-1" not in await driver.statuses()
+    assert await _bash(broker_check(router.host, router.port)) != 0
     with pytest.raises(DriverError, match="router-1 gives no status"):
         await driver.status("router-1")
     assert driver.died_unasked() == []
@@ -75,6 +131,11 @@ async def _obeys(driver: ProcessDriver) -> None:
     assert (await driver.wan_statistics("a")).unreadable == 0
     with pytest.raises(DriverError, match=r"there is no broker nobody: use one of router-1, a-1"):
         driver.freeze("nobody")
+
+
+async def _bash(line: str) -> int:
+    process = await asyncio.create_subprocess_exec("bash", "-c", line, stderr=asyncio.subprocess.DEVNULL)
+    return await asyncio.wait_for(process.wait(), 5.0)
 
 
 async def test_a_process_that_cannot_start_is_named_with_its_last_words(tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+# The image of every container of docker-compose.yml: brokers, ZooKeeper, clients, reports.
+#
+# BASE_IMAGE needs Python 3.11 or newer with venv, and bash. Where no image can be pulled,
+# `make compose-base` builds isthmus-base from Debian packages.
+ARG BASE_IMAGE=python:3.12-slim
+
+FROM ${BASE_IMAGE} AS build
+# Where pip looks for packages, if not where it does by itself.
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
+COPY . /src
+# Compose hands over empty arguments where none are set; pip would take them at their word.
+RUN [ -n "$PIP_INDEX_URL" ] || unset PIP_INDEX_URL; \
+    [ -n "$PIP_TRUSTED_HOST" ] || unset PIP_TRUSTED_HOST; \
+    python3 -m venv /opt/isthmus \
+    && /opt/isthmus/bin/pip install --no-cache-dir --disable-pip-version-check '/src[java]'
+
+FROM ${BASE_IMAGE}
+COPY --from=build /opt/isthmus /opt/isthmus
+ENV PATH=/opt/isthmus/bin:$PATH PYTHONUNBUFFERED=1 HOME=/home/isthmus
+# By hand, because not every base image has useradd. Spark needs the name; volumes that are mounted here
+# take over the owner of the folder.
+RUN echo 'isthmus:x:10001:10001::/home/isthmus:/bin/bash' >> /etc/passwd \
+    && echo 'isthmus:x:10001:' >> /etc/group \
+    && install -d -o 10001 -g 10001 /home/isthmus /traces /report /data
+USER isthmus
+WORKDIR /home/isthmus
+CMD ["isthmus", "--help"]
