@@ -4,7 +4,7 @@ Every site (a LAN, or the cloud) is a switch with hosts on it, and brokers also 
 
     198.18.<site>.1          the switch: clients of a LAN; in the cloud, ZooKeeper
     198.18.<site>.10 and on  its brokers: `lan0` on the switch, `wan0` to all other sites
-    198.18.100.x             the cloud
+    198.18.100.x             the cloud; if its hosts are apart, 198.18.101.x and on the others
 
 A host has one address, on `lan0`; other sites are reached through `wan0` with the same address. The
 clients' namespace has no `wan0` and no route beyond its own /24, and no host forwards, so clients
@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from topology.conditions import LinkConditions
 from topology.errors import DriverError
+from topology.links import CLOUD
 from topology.model import Topology
 from topology.namespaces import Namespaces, run_ip
 
 NETWORK: Final = "198.18.0.0/16"
-CLOUD: Final = "cloud"
 CLOUD_NUMBER: Final = 100
 MULTICAST: Final = "224.0.0.0/4"
 SWITCH_NUMBER: Final = 1
@@ -36,7 +36,7 @@ FIRST_BROKER_NUMBER: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A namespace with an address."""
+    """A namespace with an address; not the model's host, on which several brokers may run."""
 
     name: str
     site: str
@@ -93,23 +93,40 @@ class NetworkPlan:
 
 
 def read_network(topology: Topology) -> NetworkPlan:
-    """Hosts and links of a topology. LANs reach each other directly over both their links."""
-    hosts = [_host(lan_host(CLOUD), CLOUD, CLOUD_NUMBER, SWITCH_NUMBER)]
-    hosts += [
-        _host(router.name, CLOUD, CLOUD_NUMBER, FIRST_BROKER_NUMBER + index)
-        for index, router in enumerate(topology.routers)
-    ]
+    """Hosts and links of a topology.
+
+    The cloud is one site, unless its hosts are apart from each other or differ in how far LANs are from
+    them: then each is a site of its own.
+    """
+    lans = [lan.name for lan in topology.lans]
+    cloud = list(dict.fromkeys([*topology.zookeeper_hosts, *(router.host for router in topology.routers)]))
+    together = all(topology.conditions(a, b).is_perfect for a, b in itertools.permutations(cloud, 2)) and all(
+        topology.conditions(*way) == topology.conditions(*first)
+        for lan in lans
+        for host in cloud
+        for way, first in (((lan, host), (lan, cloud[0])), ((host, lan), (cloud[0], lan)))
+    )
+    site_of = {host: CLOUD if together else host for host in cloud}
+    places = {CLOUD: cloud[0]} if together else {host: host for host in cloud}
+    if CLOUD_NUMBER + len(places) > 255:
+        raise DriverError(f"the cloud has {len(places)} hosts apart: there is room for {255 - CLOUD_NUMBER}")
+    hosts = []
+    for number, site in enumerate(places, CLOUD_NUMBER):
+        hosts.append(_host(lan_host(site), site, number, SWITCH_NUMBER, has_wan=True))
+        routers = [router.name for router in topology.routers if site_of[router.host] == site]
+        hosts += [
+            _host(router, site, number, FIRST_BROKER_NUMBER + index) for index, router in enumerate(routers)
+        ]
     for number, lan in enumerate(topology.lans, 1):
-        hosts.append(_host(lan_host(lan.name), lan.name, number, SWITCH_NUMBER))
+        hosts.append(_host(lan_host(lan.name), lan.name, number, SWITCH_NUMBER, has_wan=False))
         hosts += [
             _host(edge, lan.name, number, FIRST_BROKER_NUMBER + index) for index, edge in enumerate(lan.edges)
         ]
-    links = []
-    for lan in topology.lans:
-        links += [Link(lan.name, CLOUD, lan.wan.ways.out), Link(CLOUD, lan.name, lan.wan.ways.back)]
-    for a, b in itertools.permutations([lan.name for lan in topology.lans], 2):
-        links.append(Link(a, b, topology.conditions(a, b)))
-    return NetworkPlan(tuple(hosts), tuple(links), lan_host(CLOUD))
+    places |= {lan: lan for lan in lans}
+    links = [
+        Link(a, b, topology.conditions(places[a], places[b])) for a, b in itertools.permutations(places, 2)
+    ]
+    return NetworkPlan(tuple(hosts), tuple(links), lan_host(site_of[topology.zookeeper_hosts[0]]))
 
 
 def lan_host(site: str) -> str:
@@ -117,9 +134,8 @@ def lan_host(site: str) -> str:
     return f"lan.{site}"
 
 
-def _host(name: str, site: str, site_number: int, number: int) -> Host:
-    is_switch = number == SWITCH_NUMBER
-    return Host(name, site, f"198.18.{site_number}.{number}", is_switch, not is_switch or site == CLOUD)
+def _host(name: str, site: str, site_number: int, number: int, has_wan: bool = True) -> Host:
+    return Host(name, site, f"198.18.{site_number}.{number}", number == SWITCH_NUMBER, has_wan)
 
 
 def lay_out(plan: NetworkPlan, namespaces: Namespaces) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.commands import topology_link
 from isthmus.commands.up import open_console
 from isthmus.errors import explain_errors
 from overlay.qos import TopicQos
@@ -29,6 +30,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.group()
 def topology() -> None:
     """Look at topologies: YAML files, or those that come with Isthmus by their name."""
+
+
+for _command in (topology_link.link, topology_link.cut, topology_link.heal):
+    topology.add_command(_command)
 
 
 @topology.command("list")

@@ -28,3 +28,13 @@ def test_two_lans() -> None:
     assert plan.round_trip_ms("plant", CLOUD) == 20 and plan.round_trip_ms(CLOUD, CLOUD) == 0
     with pytest.raises(DriverError, match=r"there is no host nobody: use one of lan\.cloud, router-1"):
         plan.host("nobody")
+
+
+def test_hosts_of_the_cloud_that_are_apart_are_sites_of_their_own() -> None:
+    plan = read_network(load_topology("global"))
+    sites = {host.site for host in plan.hosts}
+    assert CLOUD not in sites
+    assert len(plan.links) == len(sites) * (len(sites) - 1)
+    for router in load_topology("global").routers:
+        assert plan.host(router.name).site == router.host
+    assert plan.host(plan.zookeeper).has_wan
