@@ -33,6 +33,8 @@ HOT_MODULES = (
     "routing_broker/core.py",
     "routing_broker/model.py",
 )
+# What the hot modules' packages import besides is not there while the package is built.
+QUIET = ("--follow-imports=silent", "--ignore-missing-imports")
 
 
 def extensions() -> list[Extension]:
@@ -40,12 +42,13 @@ def extensions() -> list[Extension]:
     wanted = os.environ.get("ISTHMUS_COMPILE")
     compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
     if wanted is None:
-        editable = "editable_wheel" in sys.argv or "egg_info" in sys.argv
-        wanted = "0" if editable or not any(map(shutil.which, compilers)) else "try"
+        # Asking for the package's description, or for an editable installation, compiles nothing.
+        interpreted = {"dist_info", "egg_info", "editable_wheel"} & set(sys.argv)
+        wanted = "0" if interpreted or not any(map(shutil.which, compilers)) else "try"
     if wanted == "0":
         return []
     os.environ.setdefault("MYPYPATH", "typings")
-    made: list[Extension] = mypycify(list(HOT_MODULES), opt_level="3", group_name="overlay.hot")
+    made: list[Extension] = mypycify([*QUIET, *HOT_MODULES], opt_level="3", group_name="overlay.hot")
     for extension in made:
         extension.optional = wanted == "try"
     return made
