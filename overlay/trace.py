@@ -358,7 +358,7 @@ With 31 bits no product exceeds what a compiled node multiplies in one instructi
 class Sampling:
     """Which messages are traced, the same at every node that has the same rate."""
 
-    __slots__ = ("_back", "_back_gap", "_forth", "_forth_gap", "rate", "threshold")
+    __slots__ = ("rate", "threshold")
 
     def __init__(self, rate: float) -> None:
         """A share of all messages: 0 for none, 1 for all."""
@@ -366,66 +366,10 @@ class Sampling:
             raise TraceError(f"sampling rate is {show(rate)}: give a share between 0 and 1")
         self.rate = rate
         self.threshold = min(round(rate * _MODULUS), _MODULUS)
-        # From one sampled sequence the next is one of two distances away, or their sum (the three-gap
-        # theorem): the first that moves the hash a bit up, and the first that moves it a bit down.
-        self._forth_gap = 1 + _first_in_range(SAMPLING_STEP, SAMPLING_STEP, self.threshold)
-        self._forth = self._forth_gap * SAMPLING_STEP & SAMPLING_MASK
-        self._back_gap = 1 + _first_in_range(
-            -SAMPLING_STEP & SAMPLING_MASK, -SAMPLING_STEP & SAMPLING_MASK, self.threshold
-        )
-        self._back = -self._back_gap * SAMPLING_STEP & SAMPLING_MASK
 
     def is_sampled(self, publisher: int, sequence: int) -> bool:
         """Whether all nodes trace this message."""
         return (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
-
-    def next_sampled(self, publisher: int, sequence: int) -> int:
-        """The first sequence from this one on that is sampled; keep it and compare with it."""
-        position = (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK
-        if position < self.threshold:
-            return sequence
-        return sequence + _first_in_range(position, SAMPLING_STEP, self.threshold)
-
-    def following(self, publisher: int, sequence: int) -> int:
-        """The first sampled sequence after this sampled one."""
-        position = (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK
-        forth = position + self._forth < self.threshold
-        back = position >= self._back
-        if forth and (not back or self._forth_gap < self._back_gap):
-            return sequence + self._forth_gap
-        if back:
-            return sequence + self._back_gap
-        return sequence + self._forth_gap + self._back_gap
-
-
-_NEVER: Final = 2**64
-
-
-def _first_in_range(start: int, step: int, threshold: int) -> int:
-    """The first count of steps that bring `start` below the threshold, modulo 2^31."""
-    if start < threshold:
-        return 0
-    if threshold == 0:
-        return _NEVER
-    found = _first_multiple(step, _MODULUS, _MODULUS - start, _MODULUS - start + threshold - 1)
-    return _NEVER if found is None else found
-
-
-def _first_multiple(step: int, modulus: int, low: int, high: int) -> int | None:
-    """The smallest x >= 0 with low <= step x mod modulus <= high, by Euclid's descent."""
-    if low == 0:
-        return 0
-    if step == 0:
-        return None
-    if 2 * step > modulus:
-        # Walk the other way round: the same multiples in mirrored order.
-        step, low, high = modulus - step, modulus - high, modulus - low
-    first = -(-low // step)
-    if first * step <= high:
-        return first
-    # No multiple before the first wrap: ask how many wraps bring one into the range.
-    wraps = _first_multiple(-modulus % step, step, low % step, high % step)
-    return None if wraps is None else -(-(low + modulus * wraps) // step)
 
 
 class TraceLog:

@@ -15,7 +15,6 @@ from isthmus.commands.bench_bounds import bounds, ring
 from isthmus.commands.bench_frame import crashes, frame
 from isthmus.commands.bench_spark import spark
 from isthmus.commands.bench_stress import detection, overload
-from isthmus.commands.bench_trace import trace
 from isthmus.errors import explain_errors
 
 
@@ -124,4 +123,3 @@ bench.add_command(crashes)
 bench.add_command(detection)
 bench.add_command(overload)
 bench.add_command(spark)
-bench.add_command(trace)

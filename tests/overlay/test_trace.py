@@ -173,24 +173,11 @@ def test_too_many_peers_are_unknown_peers():
     assert log.peer("one more") == 0
 
 
-@given(PUBLISHERS, SEQUENCES, st.sampled_from([0.001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.99]))
-def test_the_next_sampled_sequence_is_the_next(publisher: int, sequence: int, rate: float):
-    sampling = Sampling(rate)
-    found = sampling.next_sampled(publisher, sequence)
-    assert sampling.is_sampled(publisher, found)
-    assert not any(sampling.is_sampled(publisher, other) for other in range(sequence, found))
-    following = sampling.following(publisher, found)
-    assert following == sampling.next_sampled(publisher, found + 1)
-
-
 @given(PUBLISHERS, SEQUENCES)
 def test_all_or_none(publisher: int, sequence: int):
     everything, nothing = Sampling(1), Sampling(0)
     assert everything.is_sampled(publisher, sequence)
-    assert everything.next_sampled(publisher, sequence) == sequence
-    assert everything.following(publisher, sequence) == sequence + 1
     assert not nothing.is_sampled(publisher, sequence)
-    assert nothing.next_sampled(publisher, sequence) >= 2**64
 
 
 @given(PUBLISHERS, st.sampled_from([0.01, 0.05, 0.25]))

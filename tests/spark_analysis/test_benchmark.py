@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import trace
 from benchmarks.spark import Checker, SparkBenchmarkError, measure
 from benchmarks.spark_traces import ROWS_MIN, generate, longest_run
 from spark_analysis.analysis import Analysis
@@ -39,9 +38,3 @@ def test_the_longest_run_is_counted():
 def test_too_small_a_run_is_refused():
     with pytest.raises(SparkBenchmarkError, match=f"at least {ROWS_MIN}"):
         measure([10], "local[1]", 1, lambda _: None)
-
-
-def test_the_cost_of_tracing_is_measured():
-    result = trace.measure(2_000)
-    assert result.unsampled_ns < result.all_ns < result.all_to_disk_ns
-    assert "1 % sampled" in trace.table(result)
