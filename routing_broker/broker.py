@@ -76,6 +76,7 @@ class RoutingBroker:
         self.core = RouterCore(Mode(config.mode), config.delays, tracer_of(self._recorder))
         self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
         self.coordinator = Coordinator(self.session)
+        self._tls = config.tls(Role.ROUTER)
         self.hub: Hub
         self.locator = ""
         self.http = ""
@@ -119,6 +120,8 @@ class RoutingBroker:
             ),
             self,
             pace=config.pace,
+            connections_per_address=config.connections_per_address,
+            tls=self._tls,
         )
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
