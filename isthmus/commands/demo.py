@@ -22,13 +22,14 @@ from runtime.tracing import TraceSettings
 from spark_analysis.reading import open_session, prepare, settings_for
 from spark_analysis.report import headlines, make_report
 from topology.demo import DemoResult, Observer, run_demo
+from topology.driver import Driver
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
 from topology.netns_driver import NetnsDriver
 from topology.process_driver import ProcessDriver
 
 _SECONDS = 15.0
-_DRIVERS: Final[dict[str, type[ProcessDriver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
+_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
 
 
 class _Narrator(Observer):
@@ -171,7 +172,7 @@ async def _play(
     topology: Topology,
     seconds: float,
     keep: bool,
-    kind: type[ProcessDriver],
+    kind: type[Driver],
     trace: TraceSettings | None,
 ) -> DemoResult:
     task = asyncio.current_task()
