@@ -31,6 +31,7 @@ from overlay.limits import (
 from overlay.locator import Locator
 from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welcome
 from runtime.connection import Connection
+from runtime.host import Clock
 from runtime.link import Link
 from runtime.tls import CertificateName, Tls
 
@@ -51,7 +52,6 @@ _BACK_OFF_FIRST_S: Final = 0.02
 _BACK_OFF_MOST_S: Final = 1.0
 _ABSENT: Final = object()
 
-Clock = Callable[[], int]
 ChooseLocator = Callable[[], Awaitable[Locator]]
 Authenticate = Callable[[Hello, CertificateName | None], str]
 """Who a client is, by its certificate or token; raises ProtocolError for a stranger."""
