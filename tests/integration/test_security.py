@@ -1,15 +1,10 @@
 """A whole overlay that trusts only its own authority: brokers, clients, operators."""
 
-import ssl
-from pathlib import Path
-
-import aiohttp
 import pytest
 
-from clients import Client, ClientError, EdgeNotFoundError, TopicQos
+from clients import TopicQos
 from overlay.errors import CloseReason
 from overlay.messages import Role
-from runtime.certificates import make_authority, make_certificate
 from tests.integration.harness import eventually, overlay
 
 pytestmark = pytest.mark.integration
