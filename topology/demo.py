@@ -23,11 +23,11 @@ from typing import Any, Final
 from overlay.limits import SECOND_NS
 from runtime.tracing import TraceSettings
 from topology.checker import Crash, TopicVerdict, failover_gap_ms, judge_topic
+from topology.driver import Driver, running
 from topology.errors import DriverError, TopologyError
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import Topology
 from topology.observer import Observer
-from topology.process_driver import ProcessDriver, running
 from topology.promises import (
     Promise,
     healthy_keep_topics,
@@ -111,12 +111,12 @@ async def run_demo(
     seconds: float,
     observer: Observer,
     keep: bool = False,
-    kind: type[ProcessDriver] = ProcessDriver,
+    kind: type[Driver],
     trace: TraceSettings | None = None,
 ) -> DemoResult:
     """Play the scenario. Raises TopologyError or CoordinationError if it cannot be played to its end."""
     check_topology(topology)
-    async with running(topology, keep=keep, say=observer.say, kind=kind, trace=trace) as driver:
+    async with running(topology, kind, keep=keep, say=observer.say, trace=trace) as driver:
         result = await _Scenario(driver, observer, seconds).run()
         driver.keeps_directory |= not result.ok
         return result
@@ -125,7 +125,7 @@ async def run_demo(
 class _Scenario:
     """One run, from the start of the load to the verdict."""
 
-    def __init__(self, driver: ProcessDriver, observer: Observer, seconds: float) -> None:
+    def __init__(self, driver: Driver, observer: Observer, seconds: float) -> None:
         self._driver = driver
         self._topology = driver.topology
         self._observer = observer

@@ -1,7 +1,6 @@
 """Drives the load of a testbed: one process per LAN (`topology.load`), its phases, its results."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +8,9 @@ from typing import Any, Final
 
 from overlay.limits import SECOND_NS
 from topology.checker import Stream
-from topology.children import Child
+from topology.driver import Driver, Load
 from topology.errors import LoadError
 from topology.load import unpack
-from topology.process_driver import ProcessDriver
 
 DECLARE_TIMEOUT_S: Final = 40.0
 WARM_TIMEOUT_S: Final = 20.0
@@ -40,10 +38,10 @@ class LoadResults:
 class LoadRunner:
     """The publishers and subscribers of a running testbed."""
 
-    def __init__(self, driver: ProcessDriver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._topology = driver.topology
-        self._children: dict[str, Child] = {}
+        self._loads: dict[str, Load] = {}
         self._sent: dict[int, int] = {}
         self._topic_ids: dict[str, int] = {}
         self._published: Counter[str] = Counter()
@@ -56,7 +54,8 @@ class LoadRunner:
             if any(item.lan == lan.name for item in self._topology.publishers)
             or any(item.lan == lan.name for item in self._topology.subscribers)
         ]
-        await asyncio.gather(*(self._start_lan(lan) for lan in lans))
+        loads = await asyncio.gather(*(self._driver.start_load(lan) for lan in lans))
+        self._loads = dict(zip(lans, loads, strict=True))
         await self._all("declared", DECLARE_TIMEOUT_S)
 
     async def wait_warm(self) -> None:
@@ -89,9 +88,7 @@ class LoadRunner:
             raise LoadError("some publishers have not said how many messages they sent")
         sent = {str(stream): count for stream, count in self._sent.items()}
         answers = await self._command("drain", DRAIN_TIMEOUT_S, sent=sent, timeout_s=DRAIN_TIMEOUT_S)
-        contents = [
-            json.loads((self._driver.directory / f"results-{lan}.json").read_text()) for lan in self._children
-        ]
+        contents = await asyncio.gather(*(self._driver.load_results(lan) for lan in self._loads))
         found = [subscriber for content in contents for subscriber in content["subscribers"]]
         if {item["subscriber"] for item in found} != set(range(len(self._topology.subscribers))):
             raise LoadError("some subscribers have left no results")
@@ -134,22 +131,12 @@ class LoadRunner:
             )
         return streams
 
-    async def _start_lan(self, lan: str) -> None:
-        driver = self._driver
-        edges = [f"{node.name}={node.locator}" for node in driver.nodes.values() if node.lan == lan]
-        files = [str(driver.directory / "topology.yaml"), lan, str(driver.directory / f"results-{lan}.json")]
-        self._children[lan] = await driver.start_helper(
-            f"load-{lan}", "topology.load", [*driver.trace_arguments, *files, *edges], lan
-        )
-
     async def _all(self, event: str, timeout_s: float) -> list[dict[str, Any]]:
-        return list(
-            await asyncio.gather(*(child.wait_for(event, timeout_s) for child in self._children.values()))
-        )
+        return list(await asyncio.gather(*(load.wait_for(event, timeout_s) for load in self._loads.values())))
 
     async def _command(self, name: str, extra_s: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
         return list(
             await asyncio.gather(
-                *(child.ask(name, COMMAND_TIMEOUT_S + extra_s, **fields) for child in self._children.values())
+                *(load.ask(name, COMMAND_TIMEOUT_S + extra_s, **fields) for load in self._loads.values())
             )
         )

@@ -5,10 +5,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeVar
 
+from topology.driver import Driver
 from topology.errors import DriverError
 from topology.model import Topology
 from topology.observer import Observer
-from topology.process_driver import ProcessDriver
 from topology.snapshot import Snapshot, take_snapshot
 
 SETTLE_POLL_S: Final = 0.1
@@ -40,7 +40,7 @@ def is_settled(snapshot: Snapshot, topology: Topology, avoid: Collection[str] = 
 
 
 async def wait_settled(
-    driver: ProcessDriver,
+    driver: Driver,
     observer: Observer,
     when: str,
     *,
@@ -76,7 +76,7 @@ async def wait_for(
     timeout_s: float,
     every_s: float,
     what: str,
-    driver: ProcessDriver,
+    driver: Driver,
     observer: Observer,
 ) -> Result:
     """Ask again and again until there is an answer; raises DriverError if there is none in time."""

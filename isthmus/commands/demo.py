@@ -17,13 +17,14 @@ from isthmus.latency import tell_latency, trace_everything
 from isthmus.narrator import Narrator
 from runtime.tracing import TraceSettings
 from topology.demo import DemoResult, run_demo
+from topology.driver import Driver
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
 from topology.netns_driver import NetnsDriver
 from topology.process_driver import ProcessDriver
 
 _SECONDS = 15.0
-_DRIVERS: Final[dict[str, type[ProcessDriver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
+_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
 
 
 @click.command()
@@ -103,7 +104,7 @@ async def _play(
     topology: Topology,
     seconds: float,
     keep: bool,
-    kind: type[ProcessDriver],
+    kind: type[Driver],
     trace: TraceSettings | None,
 ) -> DemoResult:
     task = asyncio.current_task()

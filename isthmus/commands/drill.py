@@ -19,12 +19,13 @@ from topology.drills.catalogue import CATALOGUE
 from topology.drills.engine import Plan, run_drill
 from topology.drills.script import Drill
 from topology.drills.verdict import DrillResult, Verdict, unknown, worst
+from topology.driver import Driver
 from topology.errors import TopologyError
 from topology.model import load_topology
 from topology.netns_driver import NetnsDriver
 from topology.process_driver import ProcessDriver
 
-_DRIVERS: Final[dict[str, type[ProcessDriver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
+_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
 _TOPOLOGY: Final = "two-lans"
 _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdict.UNKNOWN: "bold yellow"}
 

@@ -4,26 +4,26 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from topology.drills.script import Action
-from topology.process_driver import ProcessDriver
+from topology.driver import Driver
 
-Deed = Callable[[ProcessDriver, str], Awaitable[None]]
+Deed = Callable[[Driver, str], Awaitable[None]]
 
 
-async def _kill(driver: ProcessDriver, broker: str) -> None:
+async def _kill(driver: Driver, broker: str) -> None:
     driver.kill_nowait(broker)
 
 
-async def _start_again(driver: ProcessDriver, broker: str) -> None:
+async def _start_again(driver: Driver, broker: str) -> None:
     await driver.kill(broker)
     await driver.start_node(broker)
 
 
-async def _freeze(driver: ProcessDriver, broker: str) -> None:
-    driver.freeze(broker)
+async def _freeze(driver: Driver, broker: str) -> None:
+    await driver.freeze(broker)
 
 
-async def _thaw(driver: ProcessDriver, broker: str) -> None:
-    driver.thaw(broker)
+async def _thaw(driver: Driver, broker: str) -> None:
+    await driver.thaw(broker)
 
 
 INJECT: Final[dict[Action, Deed]] = {Action.KILL: _kill, Action.FREEZE: _freeze}

@@ -26,11 +26,11 @@ from topology.drills.history import Phases, judge_history, longest_gap_ms
 from topology.drills.script import Drill, Fault
 from topology.drills.targets import choose
 from topology.drills.verdict import DrillResult, InjectedFault, unknown, verdict_of
+from topology.driver import Driver, running
 from topology.errors import DriverError, LoadError
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import Topology
 from topology.observer import Observer
-from topology.process_driver import ProcessDriver, running
 from topology.promises import (
     Promise,
     bounds_true,
@@ -68,7 +68,7 @@ class Plan:
     drill: Drill
     topology: Topology
     driver: str
-    kind: type[ProcessDriver]
+    kind: type[Driver]
     seed: int = 1
     seconds: float | None = None
     """How long messages flow, at least; None: as long as the drill says."""
@@ -95,7 +95,7 @@ async def run_drill(plan: Plan, observer: Observer) -> DrillResult:
 
 async def _play(plan: Plan, observer: Observer) -> DrillResult:
     async with running(
-        plan.topology, keep=plan.keep, say=observer.progress, kind=plan.kind, trace=plan.trace
+        plan.topology, plan.kind, keep=plan.keep, say=observer.progress, trace=plan.trace
     ) as driver:
         result = await _Play(plan, driver, observer).run()
         driver.keeps_directory |= bool(result.reasons())
@@ -115,7 +115,7 @@ class _Happening:
 @dataclass(slots=True)
 class _Play:
     plan: Plan
-    driver: ProcessDriver
+    driver: Driver
     observer: Observer
     randomness: random.Random = field(init=False)
     load: LoadRunner = field(init=False)
