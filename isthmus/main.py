@@ -8,6 +8,7 @@ import click
 _COMMANDS: Final = {
     # name: (module, attribute, one line of help)
     "demo": ("demo", "demo", "Watch two LANs talk while brokers are killed."),
+    "drill": ("drill", "drill", "Break things on purpose and see whether every promise holds."),
     "up": ("up", "up", "Run a whole topology on this machine and watch it."),
     "edge": ("edge", "edge", "Run an edge broker for a LAN."),
     "router": ("router", "router", "Run a routing broker."),
