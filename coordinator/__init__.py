@@ -18,6 +18,7 @@ from coordinator.errors import (
     NodeExistsError,
     NodeTooLargeError,
     NoNodeError,
+    NotAllowedError,
     NotEmptyError,
     RecordError,
     SessionClosedError,
@@ -41,6 +42,7 @@ from coordinator.records import (
     requests_of,
 )
 from coordinator.registration import Registration
+from coordinator.security import ZooKeeperSecurity, client_of
 from coordinator.session import Session, SessionState, SessionStatistics
 from overlay.messages import EndpointKind
 
@@ -70,6 +72,7 @@ __all__ = [
     "NoNodeError",
     "NodeExistsError",
     "NodeTooLargeError",
+    "NotAllowedError",
     "NotEmptyError",
     "Placement",
     "Reason",
@@ -89,8 +92,10 @@ __all__ = [
     "UnknownTopicError",
     "Watch",
     "ZooKeeperClient",
+    "ZooKeeperSecurity",
     "ZooKeeperStartError",
     "check_placements",
+    "client_of",
     "plan",
     "policy_by_name",
     "requests_of",
