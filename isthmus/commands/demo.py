@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,12 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.errors import CoordinationError
-from coordinator.java import find_java
 from isthmus.commands.up import open_console
-from overlay.errors import IsthmusError
+from isthmus.latency import tell_latency, trace_everything
 from runtime.tracing import TraceSettings
-from spark_analysis.reading import open_session, prepare, settings_for
-from spark_analysis.report import headlines, make_report
 from topology.demo import DemoResult, Observer, run_demo
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
@@ -116,7 +112,7 @@ def demo(
     _write(json_file, {"ok": False, "error": "the demonstration did not come to its end", "topics": []})
     try:
         described = load_topology(topology)
-        trace = _prepare_traces(report_dir) if report else None
+        trace = trace_everything(report_dir) if report else None
         _introduce(console, described)
         result = asyncio.run(_play(console, described, seconds, keep, _DRIVERS[driver], trace))
     except (TopologyError, CoordinationError) as error:
@@ -131,39 +127,6 @@ def demo(
         tell_latency(console, trace.folder, report_dir)
     if not result.ok:
         raise SystemExit(1)
-
-
-def _prepare_traces(report_dir: Path) -> TraceSettings:
-    """Every message is traced, to a folder without traces of earlier runs."""
-    folder = report_dir / "traces"
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise click.ClickException(
-            f"{folder} cannot be used for traces ({error.strerror}): give another --report-dir"
-        ) from error
-    return TraceSettings(folder.absolute(), sampling=1.0)
-
-
-def tell_latency(console: Console, traces: Path, out: Path) -> None:
-    """The report of the run in a few lines; says why if there is none."""
-    started_s = time.monotonic()
-    try:
-        with console.status("Spark reads the traces"):
-            url, _ = prepare(str(traces))
-            session = open_session("local[*]", "isthmus demo", find_java().home, settings_for(url))
-            try:
-                made = make_report(session, str(traces), out, None, lambda _: None)
-            finally:
-                session.stop()
-    except IsthmusError as error:
-        console.print(f"no report: {error}", markup=False)
-        return
-    console.print()
-    for line in headlines(made.summary):
-        console.print(line, markup=False)
-    console.print(f"report: {made.page} (took {time.monotonic() - started_s:.0f} s)", markup=False)
 
 
 async def _play(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from isthmus.commands.demo import tell_latency
+from isthmus.latency import tell_latency
 
 TOPIC_FIELDS = {
     "topic": str,
