@@ -32,6 +32,7 @@ from overlay.delay import LinkClock
 from overlay.limits import MILLISECOND_NS
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from runtime.compiled import compiled_modules
+from runtime.host import Host
 from topology.errors import DriverError, LoadError
 from topology.model import Topology, parse_topology
 from topology.process_driver import ProcessDriver, Say, running
@@ -138,7 +139,7 @@ async def _run(
         clients: dict[str, Client] = {}
         for lan in DELAYS_MS:
             clock = PinnedClock()
-            client = clients[lan] = Client(driver.edges_of(lan), clock=clock)
+            client = clients[lan] = Client(driver.edges_of(lan), host=Host(clock))
             await client.start()
             stack.push_async_callback(client.close)
             senders.append((clock, await client.publisher(f"from-{lan}")))

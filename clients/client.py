@@ -14,9 +14,7 @@ one had not acknowledged; duplicates are dropped on the way and here.
 
 import asyncio
 import contextlib
-import os
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from clients.errors import ClosedError, EdgeNotFoundError, RefusedError
@@ -46,6 +44,7 @@ from overlay.messages import (
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import SubscriptionQos, TopicQos
 from runtime.discovery import discover
+from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
 from runtime.tracing import TraceSettings
@@ -68,7 +67,7 @@ class Client:
         group: str = DISCOVERY_GROUP,
         port: int = DISCOVERY_PORT,
         interface: str = "0.0.0.0",
-        clock: Callable[[], int] = time.monotonic_ns,
+        host: Host | None = None,
         drift_ppm: int = DRIFT_PPM,
         trace: TraceSettings | None = None,
     ) -> None:
@@ -82,8 +81,9 @@ class Client:
         """Name of the edge broker we are connected to."""
         self.lan = lan
         self.reconnects = 0
-        self.clock = clock
-        self.incarnation = int.from_bytes(os.urandom(8), "little") | 1
+        self._host = host or Host()
+        self.clock = self._host.clock
+        self.incarnation = self._host.new_incarnation()
         self._given = [Locator.parse(edge) for edge in edges]
         self._candidates: list[Locator] = list(self._given)
         self._next_candidate = 0
@@ -101,7 +101,7 @@ class Client:
         self._hub = Hub(
             Identity(Role.CLIENT, f"{self.incarnation:016x}", self.incarnation, lan, drift_ppm=drift_ppm),
             self,
-            clock=clock,
+            clock=self.clock,
         )
         self._link = Link("edge", Role.EDGE, lan, Outbox())
         self._link.holds_data = True
@@ -159,7 +159,7 @@ class Client:
 
     async def publisher(self, topic: str, qos: TopicQos | None = None) -> Publisher:
         """Declare a publisher. Raises RefusedError with the edge broker's reason."""
-        publisher = Publisher(self, _new_endpoint_id(), topic, qos)
+        publisher = Publisher(self, self._new_endpoint_id(), topic, qos)
         await self._declare(publisher)
         return publisher
 
@@ -184,7 +184,7 @@ class Client:
         that were not heard for the topic's period and `allowance_ms`, by default the limit.
         """
         subscription = Subscription(
-            self, _new_endpoint_id(), topic, qos, overflow, request, limit_ms, allowance_ms, aware
+            self, self._new_endpoint_id(), topic, qos, overflow, request, limit_ms, allowance_ms, aware
         )
         await self._declare(subscription)
         return subscription
@@ -337,6 +337,9 @@ class Client:
                 if locator not in self._candidates:
                     self._candidates.append(locator)
 
+    def _new_endpoint_id(self) -> int:
+        return self._host.new_incarnation() & ENDPOINT_ID_MAX
+
     async def _declare(self, endpoint: _Endpoint) -> None:
         if self._closed:
             raise ClosedError("the client has been closed")
@@ -394,10 +397,6 @@ class Client:
     def _make_room(self, tickets: list[Ticket]) -> None:
         if not self._room.is_set() and (self.has_room or self._link.outbox.is_idle):
             self._room.set()
-
-
-def _new_endpoint_id() -> int:
-    return int.from_bytes(os.urandom(8), "little") & ENDPOINT_ID_MAX | 1
 
 
 @contextlib.asynccontextmanager

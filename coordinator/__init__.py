@@ -1,6 +1,7 @@
 """The control plane: ZooKeeper session and lease, znode tree, election, assignment, embedded server."""
 
 from coordinator.assignment import Change, Placement, Reason, check_placements, plan
+from coordinator.client import MakeClient
 from coordinator.coordinator import Coordinator, CoordinatorStatistics
 from coordinator.election import Candidacy
 from coordinator.embedded import EmbeddedZooKeeper
@@ -27,6 +28,7 @@ from coordinator.errors import (
     UnknownTopicError,
     ZooKeeperStartError,
 )
+from coordinator.kazoo_client import ZooKeeperClient
 from coordinator.mirror import Watch
 from coordinator.policy import FewestTopics, LoadPolicy, MessageRate, policy_by_name
 from coordinator.records import (
@@ -63,6 +65,7 @@ __all__ = [
     "FourLetterError",
     "JavaNotFoundError",
     "LoadPolicy",
+    "MakeClient",
     "MessageRate",
     "NoNodeError",
     "NodeExistsError",
@@ -85,6 +88,7 @@ __all__ = [
     "UnknownPolicyError",
     "UnknownTopicError",
     "Watch",
+    "ZooKeeperClient",
     "ZooKeeperStartError",
     "check_placements",
     "plan",

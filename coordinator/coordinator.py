@@ -3,8 +3,6 @@
 import asyncio
 import json
 import logging
-import random
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -54,6 +52,7 @@ from coordinator.records import (
 from coordinator.registration import Registration
 from coordinator.session import Session, SessionStatistics
 from overlay.qos import SubscriptionQos, TopicQos, explain_difference
+from runtime.host import Host
 
 _logger = logging.getLogger(__name__)
 
@@ -92,11 +91,12 @@ class Coordinator:
         *,
         resync_s: float = RESYNC_S,
         operation_timeout_s: float = OPERATION_TIMEOUT_S,
-        randomness: random.Random | None = None,
+        host: Host | None = None,
     ) -> None:
         self._session = session
+        self._host = host or Host()
         self._operation_timeout_s = operation_timeout_s
-        self._settings = MirrorSettings(resync_s=resync_s, randomness=randomness or random.Random())
+        self._settings = MirrorSettings(resync_s=resync_s, randomness=self._host.randomness)
         self._keeper = EphemeralKeeper(session)
         self._leader_counters = LeaderCounters()
         self._mirrors: list[Mirror[Any]] = []
@@ -116,7 +116,7 @@ class Coordinator:
         for folder in paths.FOLDERS:
             await self._create_unless_there(folder, b"")
         await self._create_unless_there(paths.EPOCH, EpochRecord().to_json())
-        await self._create_unless_there(paths.CLUSTER, ClusterRecord(uuid.uuid4().hex).to_json())
+        await self._create_unless_there(paths.CLUSTER, ClusterRecord(self._host.new_name()).to_json())
         data, _ = await self._session.get(paths.CLUSTER)
         record = ClusterRecord.from_json(data)
         if record.format != FORMAT:
@@ -210,7 +210,7 @@ class Coordinator:
         async def lead(mandate: Mandate) -> None:
             await Leader(self._session, self._settings, policy, mandate, self._leader_counters).run()
 
-        candidacy = Candidacy(self._session, router_id, lead, on_change)
+        candidacy = Candidacy(self._session, router_id, lead, on_change, self._host)
         self._candidacies.append(candidacy)
         return candidacy
 

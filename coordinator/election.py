@@ -17,7 +17,6 @@ session turns out to have survived, the candidate claims again, under a new epoc
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
@@ -37,6 +36,7 @@ from coordinator.operations import Check, Hint, NodeStat, Operation, OperationRe
 from coordinator.records import EpochRecord, decode_candidate, encode_candidate
 from coordinator.session import Session, SessionState
 from overlay.limits import SECOND_NS
+from runtime.host import Host
 
 _logger = logging.getLogger(__name__)
 
@@ -116,12 +116,17 @@ class Candidacy:
     """One router's part in the election, from joining until it is closed."""
 
     def __init__(
-        self, session: Session, router: str, job: LeaderJob, on_change: LeaderChange | None = None
+        self,
+        session: Session,
+        router: str,
+        job: LeaderJob,
+        on_change: LeaderChange | None = None,
+        host: Host | None = None,
     ) -> None:
         self._session = session
         self._router = router
         self._job = job
-        self._guid = uuid.uuid4().hex
+        self._guid = (host or Host()).new_name()
         self._listeners: list[LeaderChange] = [] if on_change is None else [on_change]
         self._mandate: Mandate | None = None
         self._epoch = 0

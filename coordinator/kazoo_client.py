@@ -15,12 +15,12 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any
 
 from kazoo import client, exceptions, retry  # type: ignore[import-untyped]
 from kazoo.handlers import utils  # type: ignore[import-untyped]
 
+from coordinator.client import ClientState, Done, StateListener, WatchCallback
 from coordinator.errors import (
     BadVersionError,
     ConnectionLostError,
@@ -41,23 +41,7 @@ from coordinator.operations import (
     WatchKind,
 )
 
-Done = Callable[[Any, CoordinationError | None], None]
-"""Called once with the answer or the error, on a thread of kazoo."""
-WatchCallback = Callable[[object], None]
-
 _logger = logging.getLogger(__name__)
-
-
-class ClientState(StrEnum):
-    """What kazoo reports of its connection."""
-
-    CONNECTED = "CONNECTED"
-    SUSPENDED = "SUSPENDED"
-    LOST = "LOST"
-
-
-StateListener = Callable[["ZooKeeperClient", ClientState, int, float], None]
-"""Called with the client, its state, session id and negotiated timeout, on a thread of kazoo."""
 
 
 class _RemoveWatches:
@@ -99,6 +83,7 @@ class ZooKeeperClient:
 
     def __init__(self, hosts: str, session_timeout_s: float, on_state: StateListener) -> None:
         self._on_state = on_state
+        self._stopper: threading.Thread | None = None
         self._negotiated_timeout_s = session_timeout_s
         # The default retry waits up to an hour between two attempts to connect.
         forever = retry.KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0)
@@ -154,8 +139,25 @@ class ZooKeeperClient:
         """Begin to connect; the state listener tells when that has succeeded."""
         self._kazoo.start_async()
 
-    def stop_blocking(self) -> None:
-        """End the session and free threads and sockets. Blocks: call it on a thread of its own."""
+    def stop_nowait(self, done: Callable[[], None]) -> None:
+        """Begin to end the session and to free threads and sockets; `done` is called at the end."""
+
+        # Stopping kazoo blocks, so that takes a thread of its own.
+        def stop() -> None:
+            try:
+                self._stop_blocking()
+            finally:
+                done()
+
+        self._stopper = threading.Thread(target=stop, name="zookeeper-stop", daemon=True)
+        self._stopper.start()
+
+    def join(self) -> None:
+        """Wait until the thread that stopped the client is gone, after `done` was called."""
+        if self._stopper is not None:
+            self._stopper.join()
+
+    def _stop_blocking(self) -> None:
         try:
             self._kazoo.stop()
         except exceptions.WriterNotClosedException:

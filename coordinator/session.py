@@ -21,7 +21,6 @@ because kazoo can forget a request that it is handed while a session expires.
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from coordinator.client import Client, ClientState, Done, MakeClient
 from coordinator.errors import (
     ConnectionLostError,
     CoordinationError,
@@ -39,7 +39,7 @@ from coordinator.errors import (
     SessionClosedError,
 )
 from coordinator.inbox import Inbox
-from coordinator.kazoo_client import ClientState, Done, ZooKeeperClient
+from coordinator.kazoo_client import ZooKeeperClient
 from coordinator.limits import (
     CLOSE_GRACE_S,
     LEASE_RENEWALS_PER_TIMEOUT,
@@ -128,8 +128,10 @@ class Session:
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         clock: Callable[[], int] = time.monotonic_ns,
+        make_client: MakeClient = ZooKeeperClient,
     ) -> None:
         self._hosts = hosts
+        self._make_client = make_client
         self._chroot = "/" + chroot.strip("/") if chroot.strip("/") else ""
         self._asked_timeout_s = session_timeout_s
         self._clock = clock
@@ -137,10 +139,11 @@ class Session:
         self._session_id = 0
         self._timeout_s = session_timeout_s
         self._lease_sent_ns: int | None = None
-        self._client: ZooKeeperClient | None = None
+        self._client: Client | None = None
         self._connected = asyncio.Event()
         self._window = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)
-        self._in_flight: set[_Request] = set()
+        # In the order they were made, so that what follows from their failure has an order too.
+        self._in_flight: dict[_Request, None] = {}
         self._watches: dict[tuple[WatchKind, str], dict[WatchCallback, None]] = {}
         self._listeners: dict[Callable[[SessionState], None], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,7 +159,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox(self._loop)
         self._state = SessionState.SUSPENDED
-        self._client = ZooKeeperClient(self._hosts, self._asked_timeout_s, self._listen)
+        self._client = self._make_client(self._hosts, self._asked_timeout_s, self._listen)
         self._client.start_nowait()
         try:
             async with asyncio.timeout(timeout_s):
@@ -201,24 +204,17 @@ class Session:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._stop(client)
 
-    async def _stop(self, client: ZooKeeperClient) -> None:
+    async def _stop(self, client: Client) -> None:
         stopped = asyncio.Event()
 
-        def stop() -> None:
-            try:
-                client.stop_blocking()
-            finally:
-                self._inbox.put(stopped.set)
-
-        thread = threading.Thread(target=stop, name="zookeeper-stop", daemon=True)
-        thread.start()
+        client.stop_nowait(lambda: self._inbox.put(stopped.set))
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
                 await stopped.wait()
         except TimeoutError:
             client.drop_connection()
             await stopped.wait()
-        thread.join()
+        client.join()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` as a task that ends with the session at the latest; its failure is logged."""
@@ -306,12 +302,10 @@ class Session:
             clients_replaced=self._clients_replaced,
         )
 
-    def _listen(self, client: ZooKeeperClient, state: ClientState, session_id: int, timeout_s: float) -> None:
+    def _listen(self, client: Client, state: ClientState, session_id: int, timeout_s: float) -> None:
         self._inbox.put(self._on_client_state, client, state, session_id, timeout_s)
 
-    def _on_client_state(
-        self, client: ZooKeeperClient, state: ClientState, session_id: int, timeout_s: float
-    ) -> None:
+    def _on_client_state(self, client: Client, state: ClientState, session_id: int, timeout_s: float) -> None:
         if client is not self._client or self._state is SessionState.CLOSED:
             return
         match state:
@@ -362,12 +356,12 @@ class Session:
             if self._client is not None and self._client.died:
                 await self._replace_client(self._client)
 
-    async def _replace_client(self, dead: ZooKeeperClient) -> None:
+    async def _replace_client(self, dead: Client) -> None:
         _logger.warning("the ZooKeeper client died; starting another one")
         self._clients_replaced += 1
         if self._state is not SessionState.LOST:
             self._on_client_state(dead, ClientState.LOST, 0, self._timeout_s)
-        self._client = ZooKeeperClient(self._hosts, self._asked_timeout_s, self._listen)
+        self._client = self._make_client(self._hosts, self._asked_timeout_s, self._listen)
         self._client.start_nowait()
         await self._stop(dead)
 
@@ -478,10 +472,10 @@ class Session:
         request = _Request(self._loop.create_future(), self._clock(), self._session_id, renews_lease)
         try:
             self._check_connected()
-            self._in_flight.add(request)
+            self._in_flight[request] = None
             submit(partial(self._answered, request))
         except BaseException:
-            self._in_flight.discard(request)
+            self._in_flight.pop(request, None)
             self._window.release()
             raise
         self._requests += 1
@@ -507,7 +501,7 @@ class Session:
     def _conclude(self, request: _Request, value: Any, error: CoordinationError | None) -> None:
         if request not in self._in_flight:
             return
-        self._in_flight.remove(request)
+        del self._in_flight[request]
         self._window.release()
         answered = not isinstance(error, ConnectionLostError)
         if answered and request.renews_lease and request.session_id == self._session_id:
@@ -520,7 +514,7 @@ class Session:
             request.future.set_exception(error)
 
     def _fail_in_flight(self) -> None:
-        failed, self._in_flight = self._in_flight, set()
+        failed, self._in_flight = self._in_flight, {}
         self._answers_lost += len(failed)
         for request in failed:
             self._window.release()

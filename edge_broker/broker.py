@@ -15,7 +15,16 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
-from coordinator import Coordinator, EdgeRecord, Registration, RouterRecord, Session, Watch
+from coordinator import (
+    Coordinator,
+    EdgeRecord,
+    MakeClient,
+    Registration,
+    RouterRecord,
+    Session,
+    Watch,
+    ZooKeeperClient,
+)
 from edge_broker.core import EdgeCore
 from edge_broker.declarations import Declarations
 from edge_broker.model import Peer
@@ -26,10 +35,11 @@ from overlay.locator import Locator
 from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, Welcome
 from runtime.config import EdgeConfig, listen_address
 from runtime.discovery import Announcer, multicast_interface
+from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link, MeasuredLink
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
-from runtime.process import Background, every, new_incarnation, wait_until
+from runtime.process import Background, every, wait_until
 from runtime.tracing import open_recorder, tracer_of
 
 log = logging.getLogger("isthmus.edge")
@@ -46,11 +56,14 @@ _SETTLE_S: Final = 0.005
 class EdgeBroker:
     """One edge broker."""
 
-    def __init__(self, config: EdgeConfig) -> None:
+    def __init__(
+        self, config: EdgeConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+    ) -> None:
+        self._host = host or Host()
         self.config = config
         self.id = config.id
         self.lan = config.lan
-        self.incarnation = new_incarnation()
+        self.incarnation = self._host.new_incarnation()
         retain_more = config.delays if config.retain_more else None
         self._recorder = open_recorder(config.tracing, self.id, Role.EDGE, self.lan)
         self.core = EdgeCore(
@@ -61,8 +74,14 @@ class EdgeBroker:
             config.delays,
             tracer=tracer_of(self._recorder),
         )
-        self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
-        self.coordinator = Coordinator(self.session)
+        self.session = Session(
+            config.zookeeper,
+            config.chroot,
+            session_timeout_s=config.session_timeout_s,
+            clock=self._host.clock,
+            make_client=zookeeper,
+        )
+        self.coordinator = Coordinator(self.session, host=self._host)
         self.background = Background()
         self.declarations = Declarations(self)
         self.hub: Hub
@@ -101,6 +120,7 @@ class EdgeBroker:
             ),
             self,
             pace=config.pace,
+            clock=self._host.clock,
         )
         host, port = listen_address("listen", config.listen)
         bound = await self.hub.listen(host, port)

@@ -9,10 +9,8 @@ local publisher goes to
     one routing broker          only if another LAN has subscribers: the primary if its link is up,
                                 else the backup; the *target* of the topic
 
-A topic without interest in another LAN never leaves this one. When the target changes, for
-whatever reason, everything retained is sent to the new target, in order and before newer
-messages. What the old target had already delivered arrives twice and is dropped at the egress;
-nothing is lost and nothing overtakes.
+A topic without interest in another LAN never leaves this one. How the target is chosen, and what
+happens when it changes, is in `edge_broker.targets`.
 
 A message from a routing broker or another edge of the LAN goes to local subscribers only, and
 only if it is new (`overlay.history`).
@@ -26,24 +24,21 @@ to its own clock (`overlay.delay`), so that on the WAN all messages of one edge 
 and can share frames. Outboxes are served by deadline, which is when a message was born plus what
 its topic allows.
 
-Order: when routing brokers change, copies of messages race on two ways. For a while after such a
-disturbance a message whose predecessor is missing is held back, as long as its own deadline
-allows; at other times a gap is a loss and nothing waits for it.
+Order: when copies of messages race on two ways, some are held back for their predecessors
+(`edge_broker.order`).
 
 When a topic's deadline changes, messages that wait were given the old one. Until none of them
 waits any more, new ones get no earlier deadline than the latest of those (`floor_ns`), on routes
 of the topic's own, so that no other topic has to wait with it.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from operator import attrgetter
-from types import MappingProxyType
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import read_i64_le
 
-from edge_broker.frames import born_here_ns, on_our_clock, publishers_of
+from edge_broker.dispatch import Dispatch
+from edge_broker.frames import on_our_clock, publishers_of
 from edge_broker.model import (
     DropReason,
     EdgeStatistics,
@@ -54,7 +49,8 @@ from edge_broker.model import (
     Topic,
     topic_statistics,
 )
-from edge_broker.resending import Resending
+from edge_broker.order import Order
+from edge_broker.targets import TOPICS_AT_A_TIME, Targets
 from overlay.batch import (
     BATCH_HEADER_BYTES,
     BORN_OFFSET,
@@ -63,9 +59,7 @@ from overlay.batch import (
     PUBLISHER_OFFSET,
     SEQUENCE_OFFSET,
     U32,
-    BatchHeader,
     Passage,
-    Run,
     check_messages,
     cut_run,
     decode_batch_header,
@@ -73,35 +67,23 @@ from overlay.batch import (
 from overlay.bounds import Delays, retention_without_replication
 from overlay.delay import add_shifts
 from overlay.errors import CloseReason, ProtocolError
-from overlay.history import History, Verdict
-from overlay.limits import ENDPOINT_ID_MAX, MILLISECOND_NS, SECOND_NS, UNSENT_MAX_MESSAGES
-from overlay.messages import UNKNOWN_CLOCK_SHIFT, EndpointKind, Role
+from overlay.limits import ENDPOINT_ID_MAX, SECOND_NS, UNSENT_MAX_MESSAGES
+from overlay.messages import EndpointKind
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
 from overlay.shedding import Hop
 from overlay.trace import Reason
-from overlay.tracer import Tracer, reason_named
-from overlay.urgency import Unsure
+from overlay.tracer import Tracer
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-_DISTURBED_FOR_NS: Final = 1 * SECOND_NS
-"""How long after a change of routing brokers messages may come out of order."""
-_HOLD_MOST_NS: Final = 200 * MILLISECOND_NS
-"""Longest a message waits for its predecessor, however much time its topic allows."""
-_HOLD_MARGIN_NS: Final = 5 * MILLISECOND_NS
-"""A held message is let go this long before its deadline."""
 _RETENTION_LINGER_NS: Final = 10 * SECOND_NS
 """How long the last messages of a publisher that left can still be sent again."""
 _UNSENT_LINGER_NS: Final = 60 * SECOND_NS
 """How long its unsent messages wait for a routing broker."""
-_TOPICS_AT_A_TIME: Final = 500
-"""Topics that are looked after before messages are: a millisecond or two of work."""
-_SHARED_ROUTES_MAX: Final = 4_096
-"""Routes remembered for sharing; forgetting them costs memory, nothing else."""
 _HISTORY_LINGER_NS: Final = 2 * _UNSENT_LINGER_NS
 """How long an egress remembers a publisher that left: its edge may still send its messages again."""
 
@@ -125,24 +107,15 @@ class EdgeCore:
         self._edge = edge
         self._retain_more = retain_more
         self._delays = delays or Delays(0, 0, 0, 0)
-        self._held: dict[int, dict[int, Held]] = {}
-        self._held_total = 0
         self._settling: dict[Topic, None] = {}
         """Topics whose deadline has changed while messages with the old one may wait."""
-        self._disturbed_until_ns = 0
         self._lan = lan
-        self._origin = origin
         self._topics: dict[int, Topic] = {}
         self._clients: dict[str, Peer] = {}
-        self._routers_up: dict[str, Peer] = {}
-        self._lan_edges: dict[str, Peer] = {}
-        self._routes: dict[object, Route] = {}
-        self._unsure: dict[int, Unsure] = {}
-        self._dropped: Counter[str] = Counter()
+        self._dispatch = Dispatch(origin, tracer)
+        self._order = Order(self._dispatch)
+        self._targets = Targets(self._topics, self._dispatch, tracer)
         self._accepted = 0
-        self._delivered = 0
-        self._resent = 0
-        self._target_changes = 0
 
     # Control: clients and endpoints
 
@@ -154,12 +127,12 @@ class EdgeCore:
     @property
     def routers_up(self) -> Collection[str]:
         """Names of the routing brokers whose link is up."""
-        return self._routers_up.keys()
+        return self._targets.routers_up.keys()
 
     def client(self, name: str, outbox: Outbox) -> Peer:
         """A client connected for the first time."""
         peer = self._clients[name] = Peer(name, outbox, Hop.EGRESS)
-        self._trace_link(peer)
+        self._dispatch.trace_link(peer)
         return peer
 
     def remove_client(self, client: Peer, now_ns: int = 0) -> None:
@@ -212,7 +185,7 @@ class EdgeCore:
             if not topic.subscribers:
                 topic.histories.clear()  # what passed while nobody subscribed is not a loss
             topic.subscribers[client] += 1
-            self._update_routes(topic)
+            self._targets.update_routes(topic)
 
     def remove_endpoint(self, client: Peer, endpoint: int, now_ns: int) -> tuple[Topic, EndpointKind] | None:
         """An endpoint is gone; returns what it was, None if it was not there.
@@ -230,7 +203,7 @@ class EdgeCore:
         topic.subscribers[client] -= 1
         if topic.subscribers[client] == 0:
             del topic.subscribers[client]
-            self._update_routes(topic)
+            self._targets.update_routes(topic)
         return topic, EndpointKind.SUBSCRIBER
 
     def expire(self, now_ns: int) -> list[Topic]:
@@ -242,13 +215,14 @@ class EdgeCore:
 
     def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
         """The same for many topics; the caller may do other things in between."""
-        for peer in (*self._clients.values(), *self._routers_up.values(), *self._lan_edges.values()):
+        brokers = (*self._targets.routers_up.values(), *self._targets.lan_edges.values())
+        for peer in (*self._clients.values(), *brokers):
             if not peer.outbox.is_overloaded(now_ns):
                 peer.shedder.calm()
         topics = list(self._topics.values())
-        for start in range(0, len(topics), _TOPICS_AT_A_TIME):
+        for start in range(0, len(topics), TOPICS_AT_A_TIME):
             idle: list[Topic] = []
-            for topic in topics[start : start + _TOPICS_AT_A_TIME]:
+            for topic in topics[start : start + TOPICS_AT_A_TIME]:
                 self._expire_topic(topic, now_ns)
                 if topic.is_idle and self._topics.get(topic.topic_id) is topic:
                     del self._topics[topic.topic_id]
@@ -260,7 +234,7 @@ class EdgeCore:
         for publisher in [item for item in topic.publishers.values() if item.client is None]:
             patience_ns = _UNSENT_LINGER_NS if publisher.retention.unsent else _RETENTION_LINGER_NS
             if now_ns - publisher.departed_ns > patience_ns:
-                self._dropped[DropReason.NO_ROUTER] += publisher.retention.unsent
+                self._dispatch.dropped[DropReason.NO_ROUTER] += publisher.retention.unsent
                 del topic.publishers[publisher.publisher_id]
         if topic.histories:
             topic.expire_histories(now_ns, _HISTORY_LINGER_NS)
@@ -279,7 +253,7 @@ class EdgeCore:
     ) -> set[Peer]:
         """The topic's routing brokers, and each subscriber's (LAN, edge); returns peers with new data."""
         if topic.primary not in (None, primary):
-            self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
+            self._order.disturb(now_ns)
         topic.primary = primary
         topic.backup = backup
         topic.known_publishers = publishers
@@ -292,9 +266,7 @@ class EdgeCore:
             for publisher in topic.publishers.values():
                 publisher.retention.forget()
         touched: set[Peer] = set()
-        again = Resending()
-        self._retarget(topic, again)
-        self._send_again(again, touched, now_ns)
+        self._targets.retarget(topic, touched, now_ns)
         return touched
 
     def set_qos(self, topic: Topic, qos: TopicQos, now_ns: int) -> None:
@@ -310,12 +282,8 @@ class EdgeCore:
         if topic.deadline_ns != before_ns:
             topic.floor_ns = max(topic.floor_ns, now_ns + before_ns)
             self._settling[topic] = None
-        self._update_routes(topic)
-        for held in self._held.values():
-            for sequence, item in held.items():
-                if item.topic is topic:
-                    until_ns = min(item.until_ns, self._held_until(item, now_ns))
-                    held[sequence] = item._replace(until_ns=until_ns)
+        self._targets.update_routes(topic)
+        self._order.shorten(topic, now_ns)
 
     def settle(self) -> bool:
         """Let changed deadlines count where no older messages wait; says whether some still do.
@@ -326,7 +294,7 @@ class EdgeCore:
             if not any(peer.outbox.has_waiting for peer in topic.peers):
                 del self._settling[topic]
                 topic.floor_ns = 0
-                self._update_routes(topic)
+                self._targets.update_routes(topic)
         return bool(self._settling)
 
     def router_up(self, name: str, outbox: Outbox, now_ns: int) -> set[Peer]:
@@ -338,10 +306,8 @@ class EdgeCore:
 
         The caller must go through to the end, and may write in between.
         """
-        self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
-        self._routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
-        self._trace_link(self._routers_up[name])
-        yield from self._retarget_all(name, now_ns)
+        self._order.disturb(now_ns)
+        yield from self._targets.router_up(name, outbox, now_ns)
 
     def router_down(self, name: str, now_ns: int) -> set[Peer]:
         """The link to a routing broker is down; returns peers with new data.
@@ -355,22 +321,15 @@ class EdgeCore:
 
         The caller must go through to the end, and may write in between.
         """
-        router = self._routers_up.pop(name, None)
+        router = self._targets.routers_up.get(name)
         if router is None:
             return
-        self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
-        undelivered = self._by_publisher(router.outbox.withdraw())
-        yield from self._retarget_all(name, now_ns, router, undelivered)
+        self._order.disturb(now_ns)
+        yield from self._targets.router_down(router, now_ns)
 
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
-        if outboxes.keys() == self._lan_edges.keys():
-            return
-        self._lan_edges = {name: Peer(f"{Role.EDGE}:{name}", outbox) for name, outbox in outboxes.items()}
-        for peer in self._lan_edges.values():
-            self._trace_link(peer)
-        for topic in self._topics.values():
-            self._update_routes(topic)
+        self._targets.set_lan_edges(outboxes)
 
     # Data
 
@@ -400,7 +359,7 @@ class EdgeCore:
             length: i64 = read_i64_le(data, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             if sequence <= publisher.accepted:
-                self._drop(DropReason.DUPLICATE, data, start, came, now_ns)
+                self._dispatch.drop(DropReason.DUPLICATE, data, start, came, now_ns)
                 continue
             publisher.accepted = sequence
             topic = publisher.topic
@@ -408,20 +367,20 @@ class EdgeCore:
             if topic.interested_remotely:
                 if topic.target is None:
                     if not self._keep_unsent(publisher, topic, data[start:end]):
-                        self._drop(DropReason.NO_ROUTER, data, start, came, now_ns)
+                        self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
                 elif topic.kept_messages:
                     publisher.retention.keep_sent(data[start:end])
             route = topic.ingress
             if topic.subscribers:
-                if self._is_new(topic, publisher.publisher_id, sequence, data, start, came, now_ns):
+                if self._dispatch.is_new(topic, publisher.publisher_id, sequence, data, start, came, now_ns):
                     topic.delivered += 1
-                    self._delivered += 1
+                    self._dispatch.delivered += 1
                 else:
                     route = topic.forward
             if route is not run_route or start != run_end or born != run_born:
                 if run_route is not None:
                     run = cut_run(run_messages, data, run_start, run_end, came)
-                    self._send(run_route, run, touched, now_ns)
+                    self._dispatch.send(run_route, run, touched, now_ns)
                 run_route = route
                 run_start = start
                 run_messages = 0
@@ -429,7 +388,9 @@ class EdgeCore:
             run_messages += 1
             run_end = end
         if run_route is not None:
-            self._send(run_route, cut_run(run_messages, data, run_start, run_end, came), touched, now_ns)
+            self._dispatch.send(
+                run_route, cut_run(run_messages, data, run_start, run_end, came), touched, now_ns
+            )
         return len(publishers), touched
 
     def admit_from_broker(
@@ -454,8 +415,8 @@ class EdgeCore:
         run_end: i64 = 0
         run_messages: i64 = 0
         run_born: i64 = 0
-        held = self._held
-        in_order = now_ns >= self._disturbed_until_ns and not held
+        held = self._order.held
+        in_order = self._order.is_calm(now_ns)
         end: i64 = BATCH_HEADER_BYTES
         for _ in range(header.messages):
             start = end
@@ -467,7 +428,7 @@ class EdgeCore:
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             topic = self._topics.get(topic_id & U32)
             if topic is None or not topic.subscribers:
-                self._drop(DropReason.NO_SUBSCRIBER, body, start, came, now_ns)
+                self._dispatch.drop(DropReason.NO_SUBSCRIBER, body, start, came, now_ns)
                 continue
             history = topic.histories.get(publisher_id)
             if history is not None and sequence == history.highest + 1 and publisher_id not in held:
@@ -475,22 +436,22 @@ class EdgeCore:
             elif not in_order or (router and router != topic.primary):
                 if run_route is not None:
                     run = cut_run(run_messages, body, run_start, run_end, came)
-                    self._append(run_route, header, run, touched, now_ns)
+                    self._dispatch.append(run_route, header, run, touched, now_ns)
                     run_route = None
                 alone = came.of_single(start) if came is not None else None
                 item = Held(topic, header, born_ns, body[start:end], 0, alone)
                 astray = bool(router) and router != topic.primary
-                self._deliver_in_order(publisher_id, sequence, item, touched, now_ns, astray)
+                self._order.deliver(publisher_id, sequence, item, touched, now_ns, astray)
                 continue
-            elif not self._is_new(topic, publisher_id, sequence, body, start, came, now_ns):
+            elif not self._dispatch.is_new(topic, publisher_id, sequence, body, start, came, now_ns):
                 continue
             topic.delivered += 1
-            self._delivered += 1
+            self._dispatch.delivered += 1
             route = topic.deliver
             if route is not run_route or start != run_end or born_ns >> BUCKET_SHIFT != run_born:
                 if run_route is not None:
                     run = cut_run(run_messages, body, run_start, run_end, came)
-                    self._append(run_route, header, run, touched, now_ns)
+                    self._dispatch.append(run_route, header, run, touched, now_ns)
                 run_route = route
                 run_start = start
                 run_messages = 0
@@ -499,26 +460,17 @@ class EdgeCore:
             run_end = end
         if run_route is not None:
             run = cut_run(run_messages, body, run_start, run_end, came)
-            self._append(run_route, header, run, touched, now_ns)
+            self._dispatch.append(run_route, header, run, touched, now_ns)
         return header.messages, touched
 
     def release_held(self, now_ns: int) -> set[Peer]:
         """Let go of messages that can wait for their predecessors no longer; called every few ms."""
-        touched: set[Peer] = set()
-        for publisher_id, held in list(self._held.items()):
-            overdue = [sequence for sequence, item in held.items() if item.until_ns <= now_ns]
-            if not overdue:
-                continue
-            last = max(overdue)
-            for sequence in sorted(sequence for sequence in held if sequence <= last):
-                self._deliver_now(publisher_id, sequence, held.pop(sequence), touched, now_ns)
-            self._release_successors(publisher_id, touched, now_ns)
-        return touched
+        return self._order.release(now_ns)
 
     @property
     def has_held(self) -> bool:
         """Some messages wait for their predecessors."""
-        return bool(self._held)
+        return bool(self._order.held)
 
     def statistics(self) -> EdgeStatistics:
         """Counts since the broker started."""
@@ -526,17 +478,17 @@ class EdgeCore:
             clients=len(self._clients),
             topics=tuple(topic_statistics(topic) for topic in self._topics.values()),
             messages_accepted=self._accepted,
-            messages_delivered=self._delivered,
-            messages_resent=self._resent,
-            messages_held=self._held_total,
-            target_changes=self._target_changes,
-            dropped=dict(self._dropped),
+            messages_delivered=self._dispatch.delivered,
+            messages_resent=self._targets.resent,
+            messages_held=self._order.held_total,
+            target_changes=self._targets.changes,
+            dropped=dict(self._dispatch.dropped),
         )
 
     def validate(self) -> None:
         """Assert the invariants; tests call this after every step."""
         for topic in self._topics.values():
-            assert topic.target is self._choose_target(topic)
+            assert topic.target is self._targets.choose(topic)
             assert set(topic.deliver.peers) == set(topic.subscribers)
             if not topic.interested_remotely:
                 assert topic.target is None
@@ -552,55 +504,13 @@ class EdgeCore:
 
     # Details
 
-    def _by_publisher(self, bodies: Iterable[bytes]) -> dict[int, dict[int, bytes]]:
-        """Messages of data frames by publisher and sequence."""
-        found: dict[int, dict[int, bytes]] = {}
-        for body in bodies:
-            end: i64 = BATCH_HEADER_BYTES
-            while end < len(body):
-                start = end
-                length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
-                end = start + MESSAGE_HEADER_BYTES + (length & U32)
-                messages = found.setdefault(read_i64_le(body, start + PUBLISHER_OFFSET), {})
-                messages[read_i64_le(body, start + SEQUENCE_OFFSET)] = body[start:end]
-        return found
-
-    def _trace_link(self, peer: Peer) -> None:
-        if self._tracer is not None:
-            peer.outbox.trace = self._tracer.link(_bare(peer.name))
-
     def _admit_traced(self, data: bytes, client: Peer, now_ns: int) -> Passage | None:
         """How a client's frame came, if messages of it are traced; stamps are on our clock already."""
         assert self._tracer is not None
-        came = self._tracer.admit(data, _bare(client.name), 0, now_ns)
+        came = self._tracer.admit(data, client.bare_name, 0, now_ns)
         if came is not None:
             self._tracer.remember(data, came)
         return came
-
-    def _drop(self, reason: DropReason, data: bytes, offset: int, came: Passage | None, now_ns: int) -> None:
-        self._dropped[reason] += 1
-        if came is not None and self._tracer is not None:
-            self._tracer.rejected(reason_named(reason.name), data, offset, came, now_ns)
-
-    def _is_new(
-        self,
-        topic: Topic,
-        publisher_id: int,
-        sequence: int,
-        data: bytes,
-        offset: int,
-        came: Passage | None,
-        now_ns: int,
-    ) -> bool:
-        history = topic.histories.get(publisher_id)
-        if history is None:
-            history = topic.histories[publisher_id] = History()
-        verdict = history.judge(sequence)
-        if verdict is Verdict.NEW:
-            return True
-        reason = DropReason.LATE if verdict is Verdict.LATE else DropReason.DUPLICATE
-        self._drop(reason, data, offset, came, now_ns)
-        return False
 
     def _keep_unsent(self, publisher: Publisher, topic: Topic, message: bytes) -> bool:
         """No routing broker can be reached: keep a message if its topic asks for that."""
@@ -609,188 +519,10 @@ class EdgeCore:
         retention = publisher.retention
         dropped = retention.dropped
         retention.keep_unsent(message)
-        self._dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
+        self._dispatch.dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
         return True
-
-    def _send(self, route: Route, run: Run, touched: set[Peer], now_ns: int) -> None:
-        """Queue a run that starts its journey here; its messages are stamped with our clock."""
-        self._append(route, BatchHeader(route.urgency, self._origin, 0, 0), run, touched, now_ns)
-
-    def _append(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
-        """Queue a run for all peers of a route, or less of it for those that are overloaded."""
-        born_ns = read_i64_le(run.data, BORN_OFFSET)
-        if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
-            deadline = route.unsure.until_ns = now_ns + route.deadline_ns
-        else:
-            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unsure.until_ns)
-        if run.came is not None and self._tracer is not None and not route.peers:
-            self._tracer.received(run)
-        for peer in route.peers:
-            sent = run
-            if peer.outbox.is_overloaded(now_ns):
-                may_shed = None if route.shares is None else route.shares[peer.hop]
-                sifted = peer.shedder.sift(run, may_shed)
-                if sifted is not run:
-                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
-                    self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
-                    if peer.outbox.trace is not None:
-                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
-                if sifted is None:
-                    continue
-                sent = sifted
-            dropped = peer.outbox.append(
-                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns
-            )
-            if dropped:
-                self._dropped[DropReason.OUTBOX_FULL] += dropped
-            touched.add(peer)
-
-    def _deliver_in_order(
-        self, publisher_id: int, sequence: int, item: Held, touched: set[Peer], now_ns: int, astray: bool
-    ) -> None:
-        """Deliver a message, or hold it back if one before it is missing and may still come."""
-        topic = item.topic
-        history = topic.histories.get(publisher_id)
-        held = self._held.get(publisher_id)
-        disturbed = astray or now_ns < self._disturbed_until_ns or held is not None
-        if disturbed and history is not None and history.highest and sequence > history.highest + 1:
-            if held is not None and sequence in held:
-                self._drop(DropReason.DUPLICATE, item.data, 0, item.came, now_ns)
-                return
-            until_ns = self._held_until(item, now_ns)
-            if until_ns > now_ns:
-                self._held.setdefault(publisher_id, {})[sequence] = item._replace(until_ns=until_ns)
-                self._held_total += 1
-                return
-        self._deliver_now(publisher_id, sequence, item, touched, now_ns)
-        self._release_successors(publisher_id, touched, now_ns)
-
-    @staticmethod
-    def _held_until(item: Held, now_ns: int) -> int:
-        born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
-        return min(born_ns + item.topic.deadline_ns - _HOLD_MARGIN_NS, now_ns + _HOLD_MOST_NS)
-
-    def _deliver_now(
-        self, publisher_id: int, sequence: int, item: Held, touched: set[Peer], now_ns: int
-    ) -> None:
-        topic = item.topic
-        if self._is_new(topic, publisher_id, sequence, item.data, 0, item.came, now_ns):
-            topic.delivered += 1
-            self._delivered += 1
-            run = cut_run(1, item.data, 0, len(item.data), item.came)
-            self._append(topic.deliver, item.header, run, touched, now_ns)
-
-    def _release_successors(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
-        """Deliver held messages that have no gap before them any more."""
-        held = self._held.get(publisher_id)
-        if held is None:
-            return
-        while held:
-            first = min(held)
-            highest = held[first].topic.histories[publisher_id].highest
-            if first > highest + 1:
-                return
-            self._deliver_now(publisher_id, first, held.pop(first), touched, now_ns)
-        del self._held[publisher_id]
 
     def _retention_of(self, topic: Topic) -> int:
         if self._retain_more is None or not topic.qos.kept_messages:
             return topic.qos.kept_messages
         return retention_without_replication(topic.qos, self._retain_more)
-
-    def _choose_target(self, topic: Topic) -> Peer | None:
-        if not topic.interested_remotely:
-            return None
-        for name in (topic.primary, topic.backup):
-            if name is not None and name in self._routers_up:
-                return self._routers_up[name]
-        return None
-
-    def _retarget_all(
-        self,
-        name: str,
-        now_ns: int,
-        gone: Peer | None = None,
-        undelivered: Mapping[int, Mapping[int, bytes]] = MappingProxyType({}),
-    ) -> Iterator[set[Peer]]:
-        """Choose anew the routing brokers of all topics that `name` serves, some topics at a time."""
-        touched: set[Peer] = set()
-        again = Resending()
-        concerned = [topic for topic in self._topics.values() if name in (topic.primary, topic.backup)]
-        concerned.sort(key=attrgetter("deadline_ns"))
-        for number, topic in enumerate(concerned, 1):
-            if gone is not None and topic.target is gone:
-                self._recall(topic, undelivered)
-            if topic.target is not self._choose_target(topic):
-                self._retarget(topic, again)
-            if number % _TOPICS_AT_A_TIME == 0:
-                self._send_again(again, touched, now_ns)
-                yield touched
-        # A topic may have been given to others while its messages were still on their way.
-        for topic in self._topics.values() if gone is not None else ():
-            if topic.target is gone:
-                self._recall(topic, undelivered)
-                self._retarget(topic, again)
-        self._send_again(again, touched, now_ns)
-        yield touched
-
-    def _recall(self, topic: Topic, undelivered: Mapping[int, Mapping[int, bytes]]) -> None:
-        """The target of a topic is gone: what it never acknowledged is unsent again."""
-        for publisher in topic.publishers.values():
-            retention = publisher.retention
-            dropped = retention.dropped
-            retention.recall(undelivered.get(publisher.publisher_id, {}))
-            self._dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
-
-    def _retarget(self, topic: Topic, again: Resending) -> None:
-        """Choose the topic's routing broker anew; a new one is to get everything retained."""
-        target = self._choose_target(topic)
-        changed = target is not topic.target
-        topic.target = target
-        self._update_onward(topic)
-        if not changed or target is None:
-            return
-        self._target_changes += 1
-        route = topic.forward if len(topic.forward.peers) == 1 else self._route((target,), topic)
-        for publisher in topic.publishers.values():
-            for message in publisher.retention.resend():
-                again.add(route, message)
-                self._resent += 1
-
-    def _send_again(self, again: Resending, touched: set[Peer], now_ns: int) -> None:
-        for route, run in again.take():
-            if self._tracer is not None:
-                self._tracer.send_again(run)
-            self._send(route, run, touched, now_ns)
-
-    def _update_routes(self, topic: Topic) -> None:
-        topic.deliver = self._route(tuple(topic.subscribers), topic)
-        self._update_onward(topic)
-
-    def _update_onward(self, topic: Topic) -> None:
-        onward = [self._lan_edges[edge] for edge in topic.interested_edges if edge in self._lan_edges]
-        if topic.target is not None:
-            onward.append(topic.target)
-        topic.forward = topic.ingress = self._route(tuple(onward), topic)
-        if topic.subscribers:
-            topic.ingress = self._route((*topic.subscribers, *onward), topic)
-
-    def _route(self, peers: tuple[Peer, ...], topic: Topic) -> Route:
-        # A peer is nobody's equal but its own, so peers are good keys.
-        key = (peers, topic.requirements, topic if topic.floor_ns else None)
-        route = self._routes.get(key)
-        if route is None:
-            if len(self._routes) >= _SHARED_ROUTES_MAX:
-                self._routes.clear()
-            unsure = self._unsure.setdefault(topic.deadline_ns, Unsure())
-            if topic.floor_ns:  # this route is the topic's alone
-                unsure = Unsure(unsure.until_ns)
-            route = self._routes[key] = Route(peers, *topic.requirements, unsure)
-        if topic.floor_ns:
-            route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
-        return route
-
-
-def _bare(peer: str) -> str:
-    """The name a peer gives itself, without the role before it."""
-    return peer.partition(":")[2] or peer

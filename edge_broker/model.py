@@ -51,6 +51,11 @@ class Peer:
         self.subscriptions: dict[int, Topic] = {}
         """Of a client: its subscribing endpoints."""
 
+    @property
+    def bare_name(self) -> str:
+        """The name it gives itself, without the role before it."""
+        return self.name.partition(":")[2] or self.name
+
 
 class Route:
     """Where some messages go and by when; shared by all topics for which all of this is the same."""
@@ -232,7 +237,7 @@ def topic_statistics(topic: Topic) -> TopicStatistics:
         longest_loss_run=max((history.longest_gap for history in topic.histories.values()), default=0),
         publishers=sum(publisher.client is not None for publisher in topic.publishers.values()),
         subscribers=sum(topic.subscribers.values()),
-        target=topic.target.name.partition(":")[2] if topic.target is not None else "",
+        target=topic.target.bare_name if topic.target is not None else "",
         primary=topic.primary or "",
         backup=topic.backup or "",
     )

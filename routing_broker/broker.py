@@ -25,11 +25,13 @@ from coordinator import (
     Coordinator,
     EndpointKind,
     FlagRecord,
+    MakeClient,
     Registration,
     RouterRecord,
     Session,
     TopicView,
     Watch,
+    ZooKeeperClient,
     policy_by_name,
 )
 from overlay.errors import CloseReason, ProtocolError
@@ -45,10 +47,11 @@ from routing_broker.mode import Mode
 from routing_broker.model import Peer
 from routing_broker.proven import ProvenDelays
 from runtime.config import RouterConfig, listen_address
+from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
 from runtime.operations import OperationsServer, counter, counters, gauge, gauges, hub_metrics
-from runtime.process import Background, every, new_incarnation, wait_until
+from runtime.process import Background, every, wait_until
 from runtime.tracing import open_recorder, tracer_of
 
 log = logging.getLogger("isthmus.router")
@@ -69,13 +72,22 @@ _SETTLE_S: Final = 0.005
 class RoutingBroker:
     """One routing broker."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(
+        self, config: RouterConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+    ) -> None:
+        self._host = host or Host()
         self.config = config
         self.id = config.id
         self._recorder = open_recorder(config.tracing, self.id, Role.ROUTER)
         self.core = RouterCore(Mode(config.mode), config.delays, tracer_of(self._recorder))
-        self.session = Session(config.zookeeper, config.chroot, session_timeout_s=config.session_timeout_s)
-        self.coordinator = Coordinator(self.session)
+        self.session = Session(
+            config.zookeeper,
+            config.chroot,
+            session_timeout_s=config.session_timeout_s,
+            clock=self._host.clock,
+            make_client=zookeeper,
+        )
+        self.coordinator = Coordinator(self.session, host=self._host)
         self.hub: Hub
         self.locator = ""
         self.http = ""
@@ -113,12 +125,13 @@ class RoutingBroker:
             Identity(
                 Role.ROUTER,
                 self.id,
-                new_incarnation(),
+                self._host.new_incarnation(),
                 cluster=self.coordinator.cluster,
                 drift_ppm=self.config.clock_drift_ppm,
             ),
             self,
             pace=config.pace,
+            clock=self._host.clock,
         )
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)

@@ -29,6 +29,7 @@ from overlay.limits import (
 from overlay.locator import Locator
 from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welcome
 from runtime.connection import Connection
+from runtime.host import Clock
 from runtime.link import Link
 
 log = logging.getLogger("isthmus.hub")
@@ -47,7 +48,6 @@ _ACCEPTING_TURNS: Final = 3
 _BACK_OFF_FIRST_S: Final = 0.02
 _BACK_OFF_MOST_S: Final = 1.0
 
-Clock = Callable[[], int]
 ChooseLocator = Callable[[], Awaitable[Locator]]
 
 

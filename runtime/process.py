@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -122,8 +121,3 @@ async def every(interval_s: float, work: Callable[[], Awaitable[None] | None]) -
         result = work()
         if result is not None:
             await result
-
-
-def new_incarnation() -> int:
-    """A random number that tells this process from any other; never 0."""
-    return int.from_bytes(os.urandom(8), "little") | 1

@@ -29,6 +29,7 @@ from coordinator import (
 )
 from overlay.errors import InvalidNameError, QosError
 from overlay.qos import SubscriptionQos, TopicQos
+from runtime.host import Host
 from tests.coordinator.faults import (
     FaultProxy,
     Fleet,
@@ -499,7 +500,7 @@ async def test_mirrors_follow_through_lost_connections_and_sessions(
 async def test_a_change_nobody_hinted_at_is_found_by_the_resync(zookeeper_hosts: str, chroot: str) -> None:
     async with Fleet(zookeeper_hosts, chroot) as fleet:
         coordinator = await fleet.coordinator()
-        observer = await fleet.coordinator(resync_s=0.2, randomness=random.Random(1))
+        observer = await fleet.coordinator(resync_s=0.2, host=Host(randomness=random.Random(1)))
         await coordinator.declare_topic("t")
         observer.session._fire = lambda *arguments: None  # type: ignore[method-assign]
         views: list[TopicView] = []

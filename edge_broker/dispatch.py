@@ -1,0 +1,92 @@
+"""Queueing runs of messages for peers, and counting what goes no further.
+
+The last step of every message at an edge, whichever way it came: a run is appended to the outboxes
+of its route, less of it for those that are overloaded, and what is dropped is counted by reason.
+"""
+
+from collections import Counter
+
+from librt.strings import read_i64_le
+
+from edge_broker.model import DropReason, Peer, Route, Topic
+from overlay.batch import BORN_OFFSET, BatchHeader, Passage, Run
+from overlay.history import History, Verdict
+from overlay.messages import UNKNOWN_CLOCK_SHIFT
+from overlay.tracer import Tracer, reason_named
+
+
+class Dispatch:
+    """What an edge sends and drops."""
+
+    def __init__(self, origin: int, tracer: Tracer | None) -> None:
+        self._origin = origin
+        self._tracer = tracer
+        self.dropped: Counter[str] = Counter()
+        """Messages by reason."""
+        self.delivered = 0
+        """Messages given to local subscribers, each once however many there are."""
+
+    def trace_link(self, peer: Peer) -> None:
+        """What is sent to this peer is to be traced, if anything is."""
+        if self._tracer is not None:
+            peer.outbox.trace = self._tracer.link(peer.bare_name)
+
+    def drop(self, reason: DropReason, data: bytes, offset: int, came: Passage | None, now_ns: int) -> None:
+        """Count the message at this offset, which goes no further."""
+        self.dropped[reason] += 1
+        if came is not None and self._tracer is not None:
+            self._tracer.rejected(reason_named(reason.name), data, offset, came, now_ns)
+
+    def is_new(
+        self,
+        topic: Topic,
+        publisher_id: int,
+        sequence: int,
+        data: bytes,
+        offset: int,
+        came: Passage | None,
+        now_ns: int,
+    ) -> bool:
+        """Local subscribers should get this message; if not, it is counted."""
+        history = topic.histories.get(publisher_id)
+        if history is None:
+            history = topic.histories[publisher_id] = History()
+        verdict = history.judge(sequence)
+        if verdict is Verdict.NEW:
+            return True
+        reason = DropReason.LATE if verdict is Verdict.LATE else DropReason.DUPLICATE
+        self.drop(reason, data, offset, came, now_ns)
+        return False
+
+    def send(self, route: Route, run: Run, touched: set[Peer], now_ns: int) -> None:
+        """Queue a run that starts its journey here; its messages are stamped with our clock."""
+        self.append(route, BatchHeader(route.urgency, self._origin, 0, 0), run, touched, now_ns)
+
+    def append(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
+        """Queue a run for all peers of a route, or less of it for those that are overloaded."""
+        born_ns = read_i64_le(run.data, BORN_OFFSET)
+        if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+            deadline = route.unsure.until_ns = now_ns + route.deadline_ns
+        else:
+            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unsure.until_ns)
+        if run.came is not None and self._tracer is not None and not route.peers:
+            self._tracer.received(run)
+        for peer in route.peers:
+            sent = run
+            if peer.outbox.is_overloaded(now_ns):
+                may_shed = None if route.shares is None else route.shares[peer.hop]
+                sifted = peer.shedder.sift(run, may_shed)
+                if sifted is not run:
+                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
+                    self.dropped[reason] += run.messages - (sifted.messages if sifted else 0)
+                    if peer.outbox.trace is not None:
+                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
+                if sifted is None:
+                    continue
+                sent = sifted
+            dropped = peer.outbox.append(
+                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns
+            )
+            if dropped:
+                self.dropped[DropReason.OUTBOX_FULL] += dropped
+            touched.add(peer)

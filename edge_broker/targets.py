@@ -1,0 +1,191 @@
+"""Where each topic's messages go from here, and turning to another routing broker.
+
+The *target* of a topic with interest in another LAN is its primary if that one's link is up, else
+its backup. When the target changes, for whatever reason, everything retained is sent to the new
+target, in order and before newer messages. What the old target had already delivered arrives twice
+and is dropped at the egress; nothing is lost and nothing overtakes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import read_i64_le
+
+from edge_broker.dispatch import Dispatch
+from edge_broker.model import DropReason, Peer, Route, Topic
+from edge_broker.resending import Resending
+from overlay.batch import (
+    BATCH_HEADER_BYTES,
+    LENGTH_WORD_OFFSET,
+    MESSAGE_HEADER_BYTES,
+    PUBLISHER_OFFSET,
+    SEQUENCE_OFFSET,
+    U32,
+)
+from overlay.messages import Role
+from overlay.outbox import Outbox
+from overlay.tracer import Tracer
+from overlay.urgency import Unsure
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+TOPICS_AT_A_TIME: Final = 500
+"""Topics that are looked after before messages are: a millisecond or two of work."""
+_SHARED_ROUTES_MAX: Final = 4_096
+"""Routes remembered for sharing; forgetting them costs memory, nothing else."""
+
+
+class Targets:
+    """The brokers an edge sends to, and the routes of its topics."""
+
+    def __init__(self, topics: Mapping[int, Topic], dispatch: Dispatch, tracer: Tracer | None) -> None:
+        self._topics = topics
+        self._dispatch = dispatch
+        self._tracer = tracer
+        self.routers_up: dict[str, Peer] = {}
+        self.lan_edges: dict[str, Peer] = {}
+        self._routes: dict[object, Route] = {}
+        self._unsure: dict[int, Unsure] = {}
+        self.resent = 0
+        """Messages sent to another routing broker again."""
+        self.changes = 0
+        """Topics given another target, each time."""
+
+    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> Iterator[set[Peer]]:
+        """The link to a routing broker is up; yields peers with new data, the most urgent first."""
+        self.routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
+        self._dispatch.trace_link(self.routers_up[name])
+        yield from self._retarget_all(name, now_ns)
+
+    def router_down(self, router: Peer, now_ns: int) -> Iterator[set[Peer]]:
+        """The link to a routing broker is down; yields peers with new data, the most urgent first."""
+        del self.routers_up[router.bare_name]
+        undelivered = _by_publisher(router.outbox.withdraw())
+        yield from self._retarget_all(router.bare_name, now_ns, router, undelivered)
+
+    def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
+        """The other edges of this LAN, by name."""
+        if outboxes.keys() == self.lan_edges.keys():
+            return
+        self.lan_edges = {name: Peer(f"{Role.EDGE}:{name}", outbox) for name, outbox in outboxes.items()}
+        for peer in self.lan_edges.values():
+            self._dispatch.trace_link(peer)
+        for topic in self._topics.values():
+            self.update_routes(topic)
+
+    def choose(self, topic: Topic) -> Peer | None:
+        """The routing broker this topic's messages should go to; None if to none."""
+        if not topic.interested_remotely:
+            return None
+        for name in (topic.primary, topic.backup):
+            if name is not None and name in self.routers_up:
+                return self.routers_up[name]
+        return None
+
+    def retarget(self, topic: Topic, touched: set[Peer], now_ns: int) -> None:
+        """The topic's routing brokers or the interest in it may have changed."""
+        again = Resending()
+        self._retarget(topic, again)
+        self._send_again(again, touched, now_ns)
+
+    def update_routes(self, topic: Topic) -> None:
+        """The topic's subscribers or requirements have changed."""
+        topic.deliver = self._route(tuple(topic.subscribers), topic)
+        self._update_onward(topic)
+
+    def _retarget_all(
+        self,
+        name: str,
+        now_ns: int,
+        gone: Peer | None = None,
+        undelivered: Mapping[int, Mapping[int, bytes]] = MappingProxyType({}),
+    ) -> Iterator[set[Peer]]:
+        """Choose anew the routing brokers of all topics that `name` serves, some topics at a time."""
+        touched: set[Peer] = set()
+        again = Resending()
+        concerned = [topic for topic in self._topics.values() if name in (topic.primary, topic.backup)]
+        concerned.sort(key=attrgetter("deadline_ns"))
+        for number, topic in enumerate(concerned, 1):
+            if gone is not None and topic.target is gone:
+                self._recall(topic, undelivered)
+            if topic.target is not self.choose(topic):
+                self._retarget(topic, again)
+            if number % TOPICS_AT_A_TIME == 0:
+                self._send_again(again, touched, now_ns)
+                yield touched
+        # A topic may have been given to others while its messages were still on their way.
+        for topic in self._topics.values() if gone is not None else ():
+            if topic.target is gone:
+                self._recall(topic, undelivered)
+                self._retarget(topic, again)
+        self._send_again(again, touched, now_ns)
+        yield touched
+
+    def _recall(self, topic: Topic, undelivered: Mapping[int, Mapping[int, bytes]]) -> None:
+        """The target of a topic is gone: what it never acknowledged is unsent again."""
+        for publisher in topic.publishers.values():
+            retention = publisher.retention
+            dropped = retention.dropped
+            retention.recall(undelivered.get(publisher.publisher_id, {}))
+            self._dispatch.dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
+
+    def _retarget(self, topic: Topic, again: Resending) -> None:
+        """Choose the topic's routing broker anew; a new one is to get everything retained."""
+        target = self.choose(topic)
+        changed = target is not topic.target
+        topic.target = target
+        self._update_onward(topic)
+        if not changed or target is None:
+            return
+        self.changes += 1
+        route = topic.forward if len(topic.forward.peers) == 1 else self._route((target,), topic)
+        for publisher in topic.publishers.values():
+            for message in publisher.retention.resend():
+                again.add(route, message)
+                self.resent += 1
+
+    def _send_again(self, again: Resending, touched: set[Peer], now_ns: int) -> None:
+        for route, run in again.take():
+            if self._tracer is not None:
+                self._tracer.send_again(run)
+            self._dispatch.send(route, run, touched, now_ns)
+
+    def _update_onward(self, topic: Topic) -> None:
+        onward = [self.lan_edges[edge] for edge in topic.interested_edges if edge in self.lan_edges]
+        if topic.target is not None:
+            onward.append(topic.target)
+        topic.forward = topic.ingress = self._route(tuple(onward), topic)
+        if topic.subscribers:
+            topic.ingress = self._route((*topic.subscribers, *onward), topic)
+
+    def _route(self, peers: tuple[Peer, ...], topic: Topic) -> Route:
+        # A peer is nobody's equal but its own, so peers are good keys.
+        key = (peers, topic.requirements, topic if topic.floor_ns else None)
+        route = self._routes.get(key)
+        if route is None:
+            if len(self._routes) >= _SHARED_ROUTES_MAX:
+                self._routes.clear()
+            unsure = self._unsure.setdefault(topic.deadline_ns, Unsure())
+            if topic.floor_ns:  # this route is the topic's alone
+                unsure = Unsure(unsure.until_ns)
+            route = self._routes[key] = Route(peers, *topic.requirements, unsure)
+        if topic.floor_ns:
+            route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
+        return route
+
+
+def _by_publisher(bodies: Iterable[bytes]) -> dict[int, dict[int, bytes]]:
+    """Messages of data frames by publisher and sequence."""
+    found: dict[int, dict[int, bytes]] = {}
+    for body in bodies:
+        end: i64 = BATCH_HEADER_BYTES
+        while end < len(body):
+            start = end
+            length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
+            end = start + MESSAGE_HEADER_BYTES + (length & U32)
+            messages = found.setdefault(read_i64_le(body, start + PUBLISHER_OFFSET), {})
+            messages[read_i64_le(body, start + SEQUENCE_OFFSET)] = body[start:end]
+    return found
