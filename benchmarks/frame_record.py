@@ -118,7 +118,7 @@ class Record:
         return max((peaks[category] for end_ns, peaks in self.peaks if end_ns > since_ns), default=0) / 1e6
 
     def slow_windows(self, above_ns: int) -> list[tuple[int, list[float]]]:
-        """Ends of windows in which some message took longer than this, and the peaks of all categories, ms."""
+        """When a message took longer than this: ends of windows, and the peaks of all categories in ms."""
         return [
             (end_ns, [round(peak / 1e6, 2) for peak in peaks])
             for end_ns, peaks in self.peaks
