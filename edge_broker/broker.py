@@ -88,6 +88,7 @@ class EdgeBroker:
         self.hub: Hub
         self.locator = ""
         self.http = ""
+        self._tls = config.tls(Role.EDGE)
         self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._announcer: Announcer | None = None
@@ -125,6 +126,8 @@ class EdgeBroker:
             self,
             pace=config.pace,
             clock=self._host.clock,
+            connections_per_address=config.connections_per_address,
+            tls=self._tls,
         )
         host, port = listen_address("listen", config.listen)
         bound = await self.hub.listen(host, port)

@@ -63,6 +63,8 @@ class Link:
         self.bytes_received = 0
         self.connects = 0
         self.connection: Connection | None = None
+        self.principal: str | None = None
+        """Of a client that has introduced itself: who it has proven to be, empty where nobody asks."""
         self.holds_data = False
         """Data waits although the link is up: the peer must be told something first."""
         self._again: list[bytes] = []
