@@ -6,14 +6,15 @@ target, in order and before newer messages. What the old target had already deli
 and is dropped at the egress; nothing is lost and nothing overtakes.
 
 An edge may have to turn ten thousand topics at once, and messages must not wait for all of them. So
-topics are *turning* until it is their turn, the most urgent first, some at a time (`turn_some`); a
-message of a topic that is turning has it turned at once (`turn_now`).
+topics are *turning* until it is their turn, some at a time (`turn_some`): first those of which the old
+target had messages that it did not acknowledge, then the most urgent. A message of a topic that is
+turning has it turned at once (`turn_now`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from librt.strings import read_i64_le
 
@@ -66,15 +67,18 @@ class Targets:
         """The link to a routing broker is up: topics it serves may turn to it."""
         peer = self.routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
         self._dispatch.trace_link(peer)
-        self._begin_turning(
-            topic for topic in self._topics.values() if topic.target is not self.choose(topic)
-        )
+        others = [topic for topic in self._topics.values() if topic.target is not self.choose(topic)]
+        self._begin_turning(others, key=attrgetter("deadline_ns"))
 
     def router_down(self, router: Peer) -> None:
         """The link to a routing broker is down: its topics turn away from it."""
         del self.routers_up[router.bare_name]
-        self._undelivered[router] = _by_publisher(router.outbox.withdraw())
-        self._begin_turning(topic for topic in self._topics.values() if topic.target is router)
+        bodies = router.outbox.withdraw()
+        self._undelivered[router] = _by_publisher(bodies)
+        # What it was sent and has not acknowledged may be lost, and waits already.
+        ids = _topic_ids(bodies)
+        theirs = [topic for topic in self._topics.values() if topic.target is router]
+        self._begin_turning(theirs, key=lambda topic: (topic.topic_id not in ids, topic.deadline_ns))
 
     @property
     def is_turning(self) -> bool:
@@ -129,10 +133,10 @@ class Targets:
         topic.deliver = self._route(tuple(topic.subscribers), topic)
         self._update_onward(topic)
 
-    def _begin_turning(self, topics: Iterable[Topic]) -> None:
-        for topic in sorted(topics, key=attrgetter("deadline_ns")):
+    def _begin_turning(self, topics: Iterable[Topic], key: Callable[[Topic], Any]) -> None:
+        for topic in sorted(topics, key=key):
             topic.is_turning = True
-            self._turning[topic] = None
+            self._turning.setdefault(topic)
         self._forget_undelivered()
 
     def _turn(self, topic: Topic, again: Resending) -> None:
@@ -199,6 +203,19 @@ class Targets:
         if topic.floor_ns:
             route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         return route
+
+
+def _topic_ids(bodies: Iterable[bytes]) -> set[int]:
+    """The topics of the messages of data frames."""
+    found: set[int] = set()
+    for body in bodies:
+        end: i64 = BATCH_HEADER_BYTES
+        while end < len(body):
+            topic_id: i64 = read_i64_le(body, end)
+            length: i64 = read_i64_le(body, end + LENGTH_WORD_OFFSET) >> 32
+            found.add(topic_id & U32)
+            end += MESSAGE_HEADER_BYTES + (length & U32)
+    return found
 
 
 def _by_publisher(bodies: Iterable[bytes]) -> dict[int, dict[int, bytes]]:

@@ -67,6 +67,15 @@ def test_the_most_urgent_topics_are_sent_again_before_the_others_are_looked_at()
     assert set(everything[:URGENT]) == set(range(TOPICS - URGENT + 1, TOPICS + 1))
 
 
+def test_what_the_primary_did_not_acknowledge_comes_before_all() -> None:
+    core, backup = _edge()
+    for patient in (1, 700):
+        _publish(core, patient, 2)
+    core.router_down("r1", NOW)
+    first = _resent_by_step(core, backup)[0]
+    assert sorted(first[-4:]) == [1, 1, 700, 700], "the last of the first step by deadline, but in it"
+
+
 def test_when_the_primary_is_back_its_topics_return_in_steps_too() -> None:
     core, backup = _edge()
     core.router_down("r1", NOW)
