@@ -73,7 +73,7 @@ def test_what_the_primary_did_not_acknowledge_comes_before_all() -> None:
         _publish(core, patient, 2)
     core.router_down("r1", NOW)
     first = _resent_by_step(core, backup)[0]
-    assert sorted(first[-4:]) == [1, 1, 700, 700], "the last of the first step by deadline, but in it"
+    assert first.count(1) == first.count(700) == 2
 
 
 def test_when_the_primary_is_back_its_topics_return_in_steps_too() -> None:
