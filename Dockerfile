@@ -8,12 +8,22 @@ FROM ${BASE_IMAGE} AS build
 # Where pip looks for packages, if not where it does by itself.
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-COPY . /src
+# What Isthmus needs first, in a layer of its own: a change of our sources does not download Spark again.
+COPY pyproject.toml /src/
 # Compose hands over empty arguments where none are set; pip would take them at their word.
 RUN [ -n "$PIP_INDEX_URL" ] || unset PIP_INDEX_URL; \
     [ -n "$PIP_TRUSTED_HOST" ] || unset PIP_TRUSTED_HOST; \
     python3 -m venv /opt/isthmus \
-    && /opt/isthmus/bin/pip install --no-cache-dir --disable-pip-version-check '/src[java]'
+    && python3 -c 'import tomllib; project = tomllib.load(open("/src/pyproject.toml", "rb")); needs = project["project"]; \
+print("\n".join(needs["dependencies"] + needs["optional-dependencies"]["java"]), file=open("/needs", "w")); \
+print("\n".join(project["build-system"]["requires"]), file=open("/build-needs", "w"))' \
+    && /opt/isthmus/bin/pip install --no-cache-dir --disable-pip-version-check -r /needs \
+    && python3 -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --disable-pip-version-check wheel -r /build-needs
+COPY . /src
+RUN cd /src \
+    && /opt/build/bin/pip wheel --no-deps --no-build-isolation --disable-pip-version-check --wheel-dir /wheels . \
+    && /opt/isthmus/bin/pip install --no-deps --no-index --disable-pip-version-check /wheels/*.whl
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/isthmus /opt/isthmus

@@ -33,9 +33,10 @@ from overlay.limits import MILLISECOND_NS
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from runtime.compiled import compiled_modules
 from runtime.host import Host
+from topology.driver import Driver, Say, running
 from topology.errors import DriverError, LoadError
 from topology.model import Topology, parse_topology
-from topology.process_driver import ProcessDriver, Say, running
+from topology.process_driver import ProcessDriver
 
 DELAYS_MS: Final = {"near": 2.0, "middle": 8.0, "far": 30.0}
 """One way from a LAN to the cloud."""
@@ -109,7 +110,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     description = machine.describe()
     cost = measure_cost(settings.cost_rounds)
     say(f"bounds cost {cost['percent']:.1f} % of the cores' time")
-    async with running(topology(), keep=settings.keep_logs) as driver:
+    async with running(topology(), ProcessDriver, keep=settings.keep_logs) as driver:
         tallies, links = await _run(driver, settings, say)
         if dead := driver.died_unasked():
             raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {driver.directory}")
@@ -128,9 +129,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     }
 
 
-async def _run(
-    driver: ProcessDriver, settings: Settings, say: Say
-) -> tuple[list[Tally], list[dict[str, Any]]]:
+async def _run(driver: Driver, settings: Settings, say: Say) -> tuple[list[Tally], list[dict[str, Any]]]:
     tallies: list[Tally] = []
     samples: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     async with AsyncExitStack() as stack:
@@ -203,7 +202,7 @@ async def _receive(subscription: Subscription, tally: Tally) -> None:
             tally.check(message)
 
 
-async def _disturb(driver: ProcessDriver, randomness: random.Random) -> None:
+async def _disturb(driver: Driver, randomness: random.Random) -> None:
     """Cut LANs off for a moment, one after the other."""
     while True:
         await asyncio.sleep(CUT_EVERY_S)
@@ -213,9 +212,7 @@ async def _disturb(driver: ProcessDriver, randomness: random.Random) -> None:
         await driver.heal(lan)
 
 
-async def _sample(
-    driver: ProcessDriver, samples: defaultdict[tuple[str, str], list[tuple[float, float]]]
-) -> None:
+async def _sample(driver: Driver, samples: defaultdict[tuple[str, str], list[tuple[float, float]]]) -> None:
     """Note the shift and the round trip of every link, every second."""
     while True:
         await asyncio.sleep(SAMPLE_EVERY_S)

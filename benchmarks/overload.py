@@ -16,11 +16,12 @@ from typing import Any, Final
 from benchmarks import machine
 from overlay.qos import BEST_EFFORT, TopicQos
 from topology.checker import TopicVerdict, judge_topic
+from topology.driver import Driver, Say, running
 from topology.errors import DriverError
 from topology.gateway import Way
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import Topology, parse_topology
-from topology.process_driver import ProcessDriver, Say, running
+from topology.process_driver import ProcessDriver
 
 NEED_S: Final = 2.0
 """How long it is measured what the load needs."""
@@ -85,7 +86,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     """Run it; `ok` says whether every promise was kept."""
     description = machine.describe()
     layout = topology()
-    async with running(layout, keep=settings.keep_logs) as driver:
+    async with running(layout, ProcessDriver, keep=settings.keep_logs) as driver:
         load = LoadRunner(driver)
         await load.start()
         await load.wait_warm()
@@ -120,7 +121,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     }
 
 
-async def _bytes_per_s(driver: ProcessDriver, seconds: float) -> float:
+async def _bytes_per_s(driver: Driver, seconds: float) -> float:
     """What the link of the subscribers' LAN carries into it."""
     before, began_s = (await driver.wan_statistics("b")).bytes_back, time.monotonic()
     await asyncio.sleep(seconds)
@@ -128,7 +129,7 @@ async def _bytes_per_s(driver: ProcessDriver, seconds: float) -> float:
     return carried / (time.monotonic() - began_s)
 
 
-async def _dropped(driver: ProcessDriver) -> "Counter[str]":
+async def _dropped(driver: Driver) -> "Counter[str]":
     """What all brokers have dropped so far, by reason."""
     found: Counter[str] = Counter()
     for name in driver.nodes:

@@ -1,17 +1,16 @@
 """Drives the load of a testbed: one process per LAN (`topology.load`), its phases, its results."""
 
 import asyncio
-import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from overlay.limits import SECOND_NS
 from topology.checker import Stream
-from topology.children import Child
+from topology.driver import Driver, Load
 from topology.errors import LoadError
-from topology.model import Topology
-from topology.process_driver import ProcessDriver
+from topology.load import unpack
 
 DECLARE_TIMEOUT_S: Final = 40.0
 WARM_TIMEOUT_S: Final = 20.0
@@ -39,10 +38,10 @@ class LoadResults:
 class LoadRunner:
     """The publishers and subscribers of a running testbed."""
 
-    def __init__(self, driver: ProcessDriver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._topology = driver.topology
-        self._children: dict[str, Child] = {}
+        self._loads: dict[str, Load] = {}
         self._sent: dict[int, int] = {}
         self._topic_ids: dict[str, int] = {}
         self._published: Counter[str] = Counter()
@@ -55,7 +54,8 @@ class LoadRunner:
             if any(item.lan == lan.name for item in self._topology.publishers)
             or any(item.lan == lan.name for item in self._topology.subscribers)
         ]
-        await asyncio.gather(*(self._start_lan(lan) for lan in lans))
+        loads = await asyncio.gather(*(self._driver.start_load(lan) for lan in lans))
+        self._loads = dict(zip(lans, loads, strict=True))
         await self._all("declared", DECLARE_TIMEOUT_S)
 
     async def wait_warm(self) -> None:
@@ -65,6 +65,15 @@ class LoadRunner:
     async def measure(self) -> None:
         """Messages count from now on."""
         await self._command("measure")
+
+    async def received(self) -> dict[tuple[int, int], int]:
+        """How many messages each subscriber has of each publisher (its number first)."""
+        answers = await self._command("received")
+        return {
+            (subscriber, publisher): count
+            for answer in answers
+            for subscriber, publisher, count in answer["counts"]
+        }
 
     async def stop(self) -> None:
         """Publish no more."""
@@ -79,23 +88,29 @@ class LoadRunner:
             raise LoadError("some publishers have not said how many messages they sent")
         sent = {str(stream): count for stream, count in self._sent.items()}
         answers = await self._command("drain", DRAIN_TIMEOUT_S, sent=sent, timeout_s=DRAIN_TIMEOUT_S)
-        contents = [
-            json.loads((self._driver.directory / f"results-{lan}.json").read_text()) for lan in self._children
-        ]
+        contents = await asyncio.gather(*(self._driver.load_results(lan) for lan in self._loads))
         found = [subscriber for content in contents for subscriber in content["subscribers"]]
         if {item["subscriber"] for item in found} != set(range(len(self._topology.subscribers))):
             raise LoadError("some subscribers have left no results")
+        logs = {
+            int(number): unpack(text)
+            for content in contents
+            for number, text in content["publishers"].items()
+        }
+        if {number: len(log) for number, log in logs.items()} != self._sent:
+            raise LoadError("what publishers logged is not what they said they sent")
         return LoadResults(
             sent=dict(self._sent),
             published=dict(self._published),
             topic_ids=dict(self._topic_ids),
-            streams=tuple(stream for item in found for stream in self._streams(self._topology, item)),
+            streams=tuple(stream for item in found for stream in self._streams(item, logs)),
             drained=all(answer["complete"] for answer in answers),
             reconnects=sum(content["reconnects"] for content in contents),
             duplicates_dropped=sum(item["duplicates_dropped"] for item in found),
         )
 
-    def _streams(self, topology: Topology, item: dict[str, Any]) -> list[Stream]:
+    def _streams(self, item: dict[str, Any], logs: Mapping[int, Sequence[int]]) -> list[Stream]:
+        topology = self._topology
         subscriber = topology.subscribers[item["subscriber"]]
         streams = []
         for name, record in item["streams"].items():
@@ -106,31 +121,22 @@ class LoadRunner:
                     subscriber=item["subscriber"],
                     topic=subscriber.topic,
                     crosses_wan=publisher.lan != subscriber.lan,
-                    sent=self._sent[int(name)],
+                    accepted_ns=logs[int(name)],
                     period_ns=round(SECOND_NS / publisher.rate_per_s),
-                    sequences=record["sequences"],
-                    sent_ns=record["sent_ns"],
-                    received_ns=record["received_ns"],
+                    sequences=unpack(record["sequences"]),
+                    sent_ns=unpack(record["sent_ns"]),
+                    received_ns=unpack(record["received_ns"]),
+                    age_bound_ns=unpack(record["age_bound_ns"], "q"),
                 )
             )
         return streams
 
-    async def _start_lan(self, lan: str) -> None:
-        driver = self._driver
-        edges = [f"{node.name}={node.locator}" for node in driver.nodes.values() if node.lan == lan]
-        files = [str(driver.directory / "topology.yaml"), lan, str(driver.directory / f"results-{lan}.json")]
-        self._children[lan] = await driver.start_helper(
-            f"load-{lan}", "topology.load", [*driver.trace_arguments, *files, *edges], lan
-        )
-
     async def _all(self, event: str, timeout_s: float) -> list[dict[str, Any]]:
-        return list(
-            await asyncio.gather(*(child.wait_for(event, timeout_s) for child in self._children.values()))
-        )
+        return list(await asyncio.gather(*(load.wait_for(event, timeout_s) for load in self._loads.values())))
 
     async def _command(self, name: str, extra_s: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
         return list(
             await asyncio.gather(
-                *(child.ask(name, COMMAND_TIMEOUT_S + extra_s, **fields) for child in self._children.values())
+                *(load.ask(name, COMMAND_TIMEOUT_S + extra_s, **fields) for load in self._loads.values())
             )
         )

@@ -21,7 +21,6 @@ from typing import Any
 
 import aiohttp
 
-from coordinator import EmbeddedZooKeeper
 from overlay.limits import (
     HEARTBEAT_INTERVAL_NS,
     HEARTBEAT_SILENCE_INTERVALS,
@@ -31,17 +30,18 @@ from overlay.limits import (
 from runtime.tracing import TraceSettings
 from topology.calibration import Calibration
 from topology.children import Child
+from topology.driver import BOTH_WAYS, SESSION_TIMEOUT_S, Say, ignore
 from topology.emulation import EmulatedNetwork
 from topology.errors import DriverError
 from topology.gateway import GatewayStatistics, Way
+from topology.local_driver import LocalDriver, LocalNode
 from topology.model import Topology
 from topology.namespaces import enter, open_socket
 from topology.network import lan_host, read_network
-from topology.process_driver import SESSION_TIMEOUT_S, Node, ProcessDriver, Say, ignore
 
 
-class NetnsDriver(ProcessDriver):
-    """A running topology in namespaces. Use `running(..., kind=NetnsDriver)`."""
+class NetnsDriver(LocalDriver):
+    """A running topology in namespaces. Use `running(topology, NetnsDriver)`."""
 
     def __init__(
         self,
@@ -52,32 +52,30 @@ class NetnsDriver(ProcessDriver):
         say: Say = ignore,
         trace: TraceSettings | None = None,
     ) -> None:
+        self._network_plan = read_network(topology)
         super().__init__(
             topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
         )
-        plan = read_network(topology)
-        address = plan.host(plan.zookeeper).address
         # What ZooKeeper says is no frame of ours.
-        self.network = EmulatedNetwork(plan, self.directory, untapped=[address])
+        self.network = EmulatedNetwork(
+            self._network_plan, self.directory, untapped=[self._zookeeper_address()]
+        )
         self.calibration: Calibration | None = None
         """Of the round trips, from the start."""
-        self._zookeeper = EmbeddedZooKeeper(
-            topology.zookeeper_servers, self.directory / "zookeeper", host=address, force_sync=False
-        )
 
     # The WAN
 
-    async def cut(self, lan: str, ways: Iterable[Way] = tuple(Way)) -> None:
+    async def cut(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Cut a LAN off from all other sites."""
         for source, target in self._lanes(lan, ways):
             await self.network.cut(source, target, one_way=True)
 
-    async def heal(self, lan: str, ways: Iterable[Way] = tuple(Way)) -> None:
+    async def heal(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Join a LAN to all other sites again."""
         for source, target in self._lanes(lan, ways):
             await self.network.heal(source, target, one_way=True)
 
-    async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = tuple(Way)) -> None:
+    async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Let each link of a LAN carry only so much in each of these directions; None: no limit."""
         rate_mbit = None if bytes_per_s is None else bytes_per_s * 8 / 1e6
         for source, target in self._lanes(lan, ways):
@@ -108,7 +106,11 @@ class NetnsDriver(ProcessDriver):
             f"the latest {found['late_max_ms']:g} ms"
         )
 
-    # What is different from the process testbed
+    # Where everything is
+
+    def _zookeeper_address(self) -> str:
+        plan = self._network_plan
+        return plan.host(plan.zookeeper).address
 
     def _connector(self) -> aiohttp.TCPConnector:
         # A broker's HTTP is reached from its own namespace: it is local there, whatever the WAN does.
@@ -166,16 +168,18 @@ class NetnsDriver(ProcessDriver):
     def _wan_processes(self) -> list[Child]:
         return [self.network.ferry] if self.network.ferry is not None else []
 
-    def _plan(self) -> None:
+    def _plan(self) -> list[LocalNode]:
         plan = self.network.plan
+        nodes = []
         for router in self.topology.routers:
             arguments = ("--insecure", *self._patience(router.name), "--host-label", router.host)
             address = plan.host(router.name).address
-            self.nodes[router.name] = Node(router.name, "router", "", address, arguments)
+            nodes.append(LocalNode(router.name, "router", "", address, arguments))
         for lan in self.topology.lans:
             for edge in lan.edges:
                 arguments = ("--insecure", *self._patience(edge), "--lan", lan.name)
-                self.nodes[edge] = Node(edge, "edge", lan.name, plan.host(edge).address, arguments)
+                nodes.append(LocalNode(edge, "edge", lan.name, plan.host(edge).address, arguments))
+        return nodes
 
     def _patience(self, broker: str) -> tuple[str, ...]:
         """How much silence a broker has to bear, as far away as others are from it.

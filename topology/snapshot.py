@@ -1,10 +1,10 @@
 """Who is where in a running testbed, put together from what the brokers say about themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from topology.process_driver import ProcessDriver
+from topology.driver import Driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,16 @@ class Snapshot:
         return {"leader": self.leader, **asdict(self)}
 
 
-async def take_snapshot(driver: ProcessDriver) -> Snapshot:
-    """Ask every broker; those that do not answer are shown as not ready."""
-    statuses = await driver.statuses()
+async def take_snapshot(driver: Driver, skip: Collection[str] = ()) -> Snapshot:
+    """Ask every broker but those to skip; who does not answer is shown as not ready."""
+    statuses = await driver.statuses(name for name in driver.nodes if name not in skip)
     return Snapshot(
         brokers=tuple(_broker(driver, name, statuses.get(name, {})) for name in driver.nodes),
         topics=_topics(driver, statuses),
     )
 
 
-def _broker(driver: ProcessDriver, name: str, status: Mapping[str, Any]) -> BrokerView:
+def _broker(driver: Driver, name: str, status: Mapping[str, Any]) -> BrokerView:
     node = driver.nodes[name]
     is_router = node.role == "router"
     topics = status.get("primary_of", ()) if is_router else status.get("core", {}).get("topics", ())
@@ -110,7 +110,7 @@ def _broker(driver: ProcessDriver, name: str, status: Mapping[str, Any]) -> Brok
     )
 
 
-def _topics(driver: ProcessDriver, statuses: Mapping[str, Mapping[str, Any]]) -> tuple[TopicView, ...]:
+def _topics(driver: Driver, statuses: Mapping[str, Mapping[str, Any]]) -> tuple[TopicView, ...]:
     seen: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for name, status in statuses.items():
         if driver.nodes[name].role == "edge":
@@ -119,7 +119,7 @@ def _topics(driver: ProcessDriver, statuses: Mapping[str, Mapping[str, Any]]) ->
     return tuple(_topic(driver, topic, views) for topic, views in sorted(seen.items()))
 
 
-def _topic(driver: ProcessDriver, topic: str, views: list[tuple[str, Mapping[str, Any]]]) -> TopicView:
+def _topic(driver: Driver, topic: str, views: list[tuple[str, Mapping[str, Any]]]) -> TopicView:
     # Edges learn of an assignment at their own pace; where they differ, it is not settled yet.
     primaries = {view["primary"] for _, view in views}
     backups = {view["backup"] for _, view in views}

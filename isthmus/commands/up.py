@@ -14,10 +14,11 @@ from rich.text import Text
 
 from coordinator.errors import CoordinationError
 from runtime.tracing import TraceSettings
+from topology.driver import Driver, running
 from topology.errors import TopologyError
 from topology.load_runner import LoadRunner
 from topology.model import Topology, load_topology
-from topology.process_driver import ProcessDriver, running
+from topology.process_driver import ProcessDriver
 from topology.snapshot import BrokerView, Snapshot, TopicView, take_snapshot
 
 _LIVE_EVERY_S = 1.0
@@ -88,7 +89,7 @@ class _View:
             soft_wrap=not self.console.is_terminal,
         )
 
-    def show(self, driver: ProcessDriver, snapshot: Snapshot, live: Live | None) -> None:
+    def show(self, driver: Driver, snapshot: Snapshot, live: Live | None) -> None:
         """Show what is now; rates are since the view before."""
         now_s = time.monotonic()
         rates = self._rates(now_s, snapshot)
@@ -122,7 +123,7 @@ class _View:
         return rates
 
     def _render(
-        self, driver: ProcessDriver, snapshot: Snapshot, rates: dict[str, tuple[float, float]]
+        self, driver: Driver, snapshot: Snapshot, rates: dict[str, tuple[float, float]]
     ) -> RenderableType:
         head = Text(f"{self._topology.name}", style="bold")
         head.append(f"   up {time.monotonic() - self._started_s:.0f} s", style="not bold dim")
@@ -152,7 +153,7 @@ async def _run(
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with running(topology, keep=keep, say=view.say, trace=trace) as driver:
+    async with running(topology, ProcessDriver, keep=keep, say=view.say, trace=trace) as driver:
         if with_clients and (topology.publishers or topology.subscribers):
             load = LoadRunner(driver)
             await load.start()
@@ -167,7 +168,7 @@ async def _run(
             await _watch(driver, view, None, seconds)
 
 
-async def _watch(driver: ProcessDriver, view: _View, live: Live | None, seconds: float | None) -> None:
+async def _watch(driver: Driver, view: _View, live: Live | None, seconds: float | None) -> None:
     loop = asyncio.get_running_loop()
     end_s = None if seconds is None else loop.time() + seconds
     while True:
@@ -235,7 +236,7 @@ def _routers(topic: TopicView) -> tuple[Text, Text]:
     return Text(topic.primary or "none", style=style), Text(topic.backup or "none", style=style)
 
 
-def _hints(driver: ProcessDriver, topology: Topology) -> list[Text]:
+def _hints(driver: Driver, topology: Topology) -> list[Text]:
     lines = [Text("Join in from another terminal:", style="bold")]
     width = max(len(lan.name) for lan in topology.lans)
     for lan in topology.lans:

@@ -12,9 +12,10 @@ from runtime.tracing import TraceSettings
 from spark_analysis.analysis import Analysis
 from spark_analysis.outages import Outage
 from topology.checker import judge_sequences
+from topology.driver import running
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import parse_topology
-from topology.process_driver import ProcessDriver, running
+from topology.process_driver import ProcessDriver
 from topology.snapshot import take_snapshot
 
 # Far apart, so that a failover is an outage: nobody can notice or repair it sooner than light travels.
@@ -62,7 +63,9 @@ async def flow(driver: ProcessDriver, messages: int) -> None:
 
 
 async def play(folder: Path, *, kill: bool) -> Played:
-    async with running(parse_topology(TOPOLOGY), trace=TraceSettings(folder, sampling=1.0)) as driver:
+    async with running(
+        parse_topology(TOPOLOGY), ProcessDriver, trace=TraceSettings(folder, sampling=1.0)
+    ) as driver:
         load = LoadRunner(driver)
         await load.start()
         await load.wait_warm()

@@ -17,13 +17,13 @@ import pytest
 from tests.topology.namespaces_needed import needs_namespaces
 from tests.topology.processes import descendants, wait_gone
 from topology.checker import judge_sequences, percentile
+from topology.driver import running
 from topology.errors import DriverError
 from topology.load_runner import LoadRunner
 from topology.model import parse_topology
 from topology.namespaces import names_of, open_socket, running_testbeds, sweep
 from topology.netns_driver import NetnsDriver
 from topology.network import CLOUD, lan_host
-from topology.process_driver import running
 from topology.snapshot import take_snapshot
 
 pytestmark = [needs_namespaces, pytest.mark.testbed]
@@ -53,8 +53,7 @@ routers: 1
 
 @pytest.mark.slow
 async def test_messages_cross_far_links_and_a_killed_primary() -> None:
-    async with running(parse_topology(FAR_APART), kind=NetnsDriver) as driver:
-        assert isinstance(driver, NetnsDriver)
+    async with running(parse_topology(FAR_APART), NetnsDriver) as driver:
         load = LoadRunner(driver)
         await load.start()
         await load.wait_warm()
@@ -115,8 +114,7 @@ async def _clients_reach_their_own_lan_only(driver: NetnsDriver) -> None:
 
 
 async def test_faults_and_commands() -> None:
-    async with running(parse_topology(TINY), kind=NetnsDriver) as driver:
-        assert isinstance(driver, NetnsDriver)
+    async with running(parse_topology(TINY), NetnsDriver) as driver:
         status = await driver.status("a-1")
         assert status["locator"].startswith("198.18.1.10:")
         assert _reaches_the_cloud(driver)

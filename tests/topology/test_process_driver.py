@@ -16,9 +16,10 @@ from runtime.process import wait_until
 from tests.topology.processes import descendants, state, wait_gone
 from topology.children import Child
 from topology.compose import broker_check, zookeeper_check
+from topology.driver import running
 from topology.errors import DriverError
 from topology.model import load_topology, parse_topology
-from topology.process_driver import ProcessDriver, running, unemulated
+from topology.process_driver import ProcessDriver, unemulated
 
 TINY = """\
 wan: {delay_ms: 20}
@@ -40,7 +41,7 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.mark.testbed
 async def test_starts_obeys_and_leaves_nothing() -> None:
     before = descendants(os.getpid())
-    async with running(parse_topology(TINY)) as driver:
+    async with running(parse_topology(TINY), ProcessDriver) as driver:
         await _obeys(driver)
         pids = descendants(os.getpid()) - before
         directory = driver.directory
@@ -108,9 +109,9 @@ async def _obeys(driver: ProcessDriver) -> None:
 
     child = driver.nodes["router-1"].child
     assert child is not None
-    driver.freeze("router-1")
+    await driver.freeze("router-1")
     assert await wait_until(lambda: state(child.pid) == "T", 5.0)
-    driver.thaw("router-1")
+    await driver.thaw("router-1")
     assert await wait_until(lambda: state(child.pid) != "T", 5.0)
     assert (await driver.status("router-1"))["ready"]
 
@@ -130,7 +131,7 @@ async def _obeys(driver: ProcessDriver) -> None:
     await driver.heal("a")
     assert (await driver.wan_statistics("a")).unreadable == 0
     with pytest.raises(DriverError, match=r"there is no broker nobody: use one of router-1, a-1"):
-        driver.freeze("nobody")
+        await driver.freeze("nobody")
 
 
 async def _bash(line: str) -> int:
