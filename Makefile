@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology isthmus benchmarks
+SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology simulation isthmus benchmarks
 TESTFLAGS ?=
 
 .DEFAULT_GOAL := help

@@ -385,7 +385,7 @@ class Hub:
             self._slow_due_ns = now_ns + SLOW_TICK_NS
             for connection in list(self._slow):
                 connection.tick(now_ns, SLOW_TICK_NS)
-        if self._ticker is None and self._connections and not self._closing:
+        if self._connections:
             self._start_ticker(TICK_NS if self._fast or self._to_acknowledge else self._slow_due_ns - now_ns)
 
     def _start_ticker(self, delay_ns: int) -> None:

@@ -47,6 +47,7 @@ def _judge_new(self: History, sequence: int) -> Verdict:
 def _resend_unsent(self: Retention) -> list[bytes]:
     """A new routing broker is sent nothing that another one was sent before."""
     self._unsent = 0
+    self._trim()
     return []
 
 

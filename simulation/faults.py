@@ -12,7 +12,7 @@ from typing import Final
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
 from simulation.checkers import Excuse
-from simulation.nodes import ClientProcess, EdgeProcess, Process
+from simulation.nodes import ClientProcess, EdgeProcess
 from simulation.overlay_model import MEMBERS, SimulatedOverlay
 
 _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
@@ -167,8 +167,7 @@ class Faults:
         return f"cut {one.name} from {other.name}", self._isolate(one.name, [other.name])
 
     def _reset_connections(self) -> tuple[str, Heal]:
-        processes: list[Process] = [*self._overlay.edges, *self._overlay.routers]
-        process = self._randomness.choice(processes)
+        process = self._randomness.choice(self._overlay.brokers)
         others = [name for name in self._names_but(process.name) if name not in MEMBERS]
         other = self._randomness.choice(others)
         for transport in self._overlay.network.connections_between(process.name, other):
@@ -183,14 +182,14 @@ class Faults:
     # ZooKeeper
 
     def _cut_broker_off_zookeeper(self) -> tuple[str, Heal]:
-        broker = self._randomness.choice([*self._overlay.routers, *self._overlay.edges])
+        broker = self._randomness.choice(self._overlay.brokers)
         heal = self._isolate(broker.name, list(MEMBERS))
         if isinstance(broker, EdgeProcess):
             heal = self._excused(self._clients_of(broker), heal)
         return f"cut {broker.name} from ZooKeeper", heal
 
     def _slow_zookeeper(self) -> tuple[str, Heal]:
-        broker = self._randomness.choice([*self._overlay.routers, *self._overlay.edges])
+        broker = self._randomness.choice(self._overlay.brokers)
         heals = [self._slow(broker.name, name, 2_000) for name in MEMBERS]
 
         def heal() -> None:
@@ -212,8 +211,7 @@ class Faults:
         member.cut_off = True
 
         def heal() -> None:
-            member.cut_off = False
-            member.catch_up()
+            member.rejoin()
 
         return f"cut {name} from its ensemble", heal
 
@@ -250,7 +248,7 @@ class Faults:
         return f"expire session {session:x}", self._excused(self._overlay.clients, _nothing)
 
     def _reset_zookeeper(self) -> tuple[str, Heal]:
-        broker = self._randomness.choice([*self._overlay.routers, *self._overlay.edges])
+        broker = self._randomness.choice(self._overlay.brokers)
         for name in MEMBERS:
             for transport in self._overlay.network.connections_between(broker.name, name):
                 transport.reset()

@@ -124,12 +124,12 @@ class Network:
         """The open connections between two machines, as the first one sees them."""
         return [item for item in self.machine(one).transports if item.peer_name == other]
 
-    def note(self, what: str, where: str) -> None:
-        """Enter something that happened into the history."""
+    def note(self, what: str, where: str, data: bytes = b"") -> None:
+        """Enter something that happened into the history; `data` is for who reads it."""
         entry = f"{self.world.now_ns} {where} {what}"
         self.digest = zlib.crc32(entry.encode(), self.digest)
         if self.log is not None:
-            self.log.append(entry)
+            self.log.append(f"{entry} {data[:200]!r}")
 
     # Called by loops
 
@@ -305,7 +305,7 @@ class Pipe:
         self.sender.sent()
 
     def acknowledgements(self) -> tuple[int, int]:
-        """What the sender's kernel knows: unacknowledged segments, and milliseconds since the last one was."""
+        """What the sender's kernel knows: segments not acknowledged, milliseconds since the last one was."""
         now_ns = self.sender.network.world.now_ns
         until_ns = min(now_ns, self.back.blocked_since_ns) if self.back.is_blocked else now_ns
         arrivals = self._arrivals
@@ -493,7 +493,9 @@ class Transport(asyncio.Transport):
         if not self.outward.path.is_blocked:
             world = self.network.world
             world.at(
-                world.now_ns + self.outward.path.delay_ns, Step(peer.loop, peer.broken, (), None), peer.outward.rank
+                world.now_ns + self.outward.path.delay_ns,
+                Step(peer.loop, peer.broken, (), None),
+                peer.outward.rank,
             )
 
     def sent(self) -> None:
@@ -536,7 +538,7 @@ class Transport(asyncio.Transport):
                 self.outward.discard_unsent()
                 self._lose(None)
                 return
-            self.network.note(str(zlib.crc32(data)), self._inward.key)
+            self.network.note(str(zlib.crc32(data)), self._inward.key, data)
             self._protocol.data_received(data)
             self._inward.consumed(len(data))
 

@@ -102,6 +102,7 @@ class Process(ABC):
         self.loop.kill()
         self.forget()
 
+    @abstractmethod
     def forget(self) -> None:
         """Let go of what the dead process held."""
 

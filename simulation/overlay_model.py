@@ -82,9 +82,7 @@ class SimulatedOverlay:
         self._seed = seed
         self._path_randomness = random.Random(f"paths/{seed}")
         self._one_way: dict[frozenset[str], tuple[int, int]] = {}
-        self.ensemble = Ensemble(
-            SimulatedLoop(self.world, "zookeeper"), random.Random(f"zookeeper/{seed}")
-        )
+        self.ensemble = Ensemble(SimulatedLoop(self.world, "zookeeper"), random.Random(f"zookeeper/{seed}"))
         self.members = {name: self._make_member(name) for name in MEMBERS}
         self.listeners: dict[str, Listener] = {}
         self.routers = [self._make_router(number) for number in range(1, self.shape.routers + 1)]
@@ -101,6 +99,11 @@ class SimulatedOverlay:
     def processes(self) -> list[Process]:
         """Everything that can be killed."""
         return [*self.routers, *self.edges, *self.clients]
+
+    @property
+    def brokers(self) -> list[RouterProcess | EdgeProcess]:
+        """The routing and the edge brokers."""
+        return [*self.routers, *self.edges]
 
     def start(self) -> None:
         """Start everything at once."""
@@ -209,7 +212,7 @@ class SimulatedOverlay:
         for client in self.clients:
             if not client.ready or client.client is None or not client.client.is_connected:
                 return f"{client.name} is not connected"
-        for broker in (*self.routers, *self.edges):
+        for broker in self.brokers:
             if broker.broker is None or not broker.broker.session.lease_valid(broker.broker.hub.clock()):
                 return f"{broker.name} has no session"
         leaders = [router.name for router in self.routers if router.broker and router.broker.is_leader]
@@ -256,7 +259,7 @@ class SimulatedOverlay:
 
     def validate(self) -> None:
         """Assert the invariants of every core."""
-        for process in (*self.routers, *self.edges):
+        for process in self.brokers:
             if process.is_alive and process.broker is not None:
                 process.broker.core.validate()
 

@@ -12,6 +12,7 @@ from overlay.limits import MILLISECOND_NS, SECOND_NS
 from simulation.ablations import Ablation, without
 from simulation.checkers import LeaderChecker, Violation, check_copies, check_messages
 from simulation.faults import Faults
+from simulation.nodes import seconds
 from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, close
 
 _LOOK_NS: Final = 250 * MILLISECOND_NS
@@ -141,9 +142,7 @@ class _Run:
         self._violations += check_messages(overlay.history, qos, alive, self._faults.excuses)
         if recovered:
             self._violations += check_copies(overlay.routers)
-        self._violations += [
-            Violation("refusal", reason) for reason in overlay.history.refusals[:5]
-        ]
+        self._violations += [Violation("refusal", reason) for reason in overlay.history.refusals[:5]]
 
     def _wait_until_well(self, most_ns: int, what: str) -> bool:
         world = self._overlay.world
@@ -165,5 +164,5 @@ class _Run:
             try:
                 self._overlay.validate()
             except AssertionError as error:
-                self._violations.append(Violation("validate", f"at {world.now_ns / SECOND_NS:.2f} s: {error!r}"))
+                self._violations.append(Violation("validate", f"at {seconds(world.now_ns)}: {error!r}"))
             self._leaders.look(self._overlay.routers, world.now_ns)

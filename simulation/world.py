@@ -23,6 +23,8 @@ from overlay.limits import SECOND_NS
 if TYPE_CHECKING:
     from simulation.network import Machine
 
+_logger = logging.getLogger(__name__)
+
 _MILLION: Final = 1_000_000
 _STEPS_AT_ONCE_MAX: Final = 100_000
 """More steps than this without time passing are a loop without an end."""
@@ -45,7 +47,7 @@ class Step(asyncio.TimerHandle):
 
     __slots__ = ()
 
-    _loop: "SimulatedLoop"  # type: ignore[assignment]
+    _loop: "SimulatedLoop"
 
     def __init__(
         self,
@@ -83,7 +85,9 @@ class Step(asyncio.TimerHandle):
                 callback(*self._args)
             else:
                 self._context.run(callback, *self._args)
-        except Exception as error:  # noqa: BLE001 - whatever a process fails with is a finding
+        except Exception as error:
+            # Whatever a process fails with is a finding of the run.
+            _logger.debug("a callback of %s failed", self._loop.name, exc_info=True)
             self._loop.fail(f"callback {callback!r} failed", error)
 
     def orphaned(self) -> None:
@@ -162,11 +166,16 @@ class World:
         step.run()
 
 
-class SimulatedLoop(asyncio.AbstractEventLoop):
+class SimulatedLoop(asyncio.BaseEventLoop):
     """The event loop of one simulated process."""
 
     def __init__(
-        self, world: World, name: str, machine: "Machine | None" = None, offset_ns: int = 0, drift_ppm: int = 0
+        self,
+        world: World,
+        name: str,
+        machine: "Machine | None" = None,
+        offset_ns: int = 0,
+        drift_ppm: int = 0,
     ) -> None:
         self.world = world
         self.name = name
@@ -201,7 +210,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Something went wrong that nobody expected."""
         if self.life is not Life.DEAD:
             self.world.failures.append(f"{self.name}: {what}: {error!r}")
-            logging.getLogger("simulation").debug("%s", what, exc_info=error)
+            _logger.debug("%s", what, exc_info=error)
 
     # Time
 
@@ -260,22 +269,27 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[Any]:
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """There are no threads: the work is done at once, its result comes a step later."""
-        future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - it is handed to whoever waits
-            future.set_exception(error)
-        return future
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """There are no threads: the work is done as a step of its own."""
+
+        async def work() -> Any:
+            return func(*args)
+
+        return self.create_task(work())
 
     # Network
 
-    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:  # type: ignore[override]
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
         assert self.machine is not None and not options.get("ssl"), "links are not encrypted here"
         return await self.machine.network.connect(self, protocol_factory, str(host), int(port))
 
-    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:  # type: ignore[override]
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
         assert self.machine is not None and not options.get("ssl"), "links are not encrypted here"
         return self.machine.network.listen(self, protocol_factory, int(port))
 
@@ -288,7 +302,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return True
 
     def is_closed(self) -> bool:
-        return False
+        return self.life is Life.DEAD
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)

@@ -346,7 +346,7 @@ class Member:
         self.name = name
         self.tree = Tree()
         self.lag_s = 0.0
-        """How far it is behind the ensemble; None of its own doing."""
+        """How far it is behind the ensemble."""
         self.cut_off = False
         """It hears nothing of the others: answers reads, but nothing it does counts."""
         self.watches: dict[tuple[str, str], dict[ServerConnection, None]] = {}
@@ -355,8 +355,7 @@ class Member:
         self._behind: list[Txn] = []
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         self._catching_up: asyncio.TimerHandle | None = None
-        for txn_holder in (ensemble.tree,):
-            assert txn_holder.zxid == 0, "members are made before the first write"
+        assert ensemble.tree.zxid == 0, "members are made before the first write"
         ensemble.members.append(self)
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
@@ -367,6 +366,12 @@ class Member:
         """Drop all clients, as a member that has lost its leader does."""
         for connection in list(self.connections):
             connection.drop()
+
+    def rejoin(self) -> None:
+        """Hear of the others again. Whoever waits for an answer of this member will not get it."""
+        self.stop_serving()
+        self.cut_off = False
+        self.catch_up()
 
     def follow(self, txn: Txn) -> None:
         """Hear of a write; it is applied when the member gets to it."""
@@ -527,9 +532,9 @@ class ServerConnection(asyncio.Protocol):
         except RefusedError as error:
             # A refusal has its place in the history too: what the member shows next is not older.
             code, index = error.code, max(error.index, 0)
-            value = index if kind == "transaction" else None
+            culprit = index if kind == "transaction" else None
             zxid = self._ensemble.tree.zxid
-            self._member.when_applied(zxid, lambda: self._answer(xid, value, code))
+            self._member.when_applied(zxid, lambda: self._answer(xid, culprit, code))
             return
         value = results if kind == "transaction" else results[0]
         self._member.when_applied(txn.zxid, lambda: self._answer(xid, value))

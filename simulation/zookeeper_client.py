@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from coordinator.client import ClientState, Done, StateListener, WatchCallback
@@ -15,7 +16,16 @@ from coordinator.errors import (
     NotEmptyError,
     TransactionFailedError,
 )
-from coordinator.operations import Check, Create, Delete, NodeStat, Operation, OperationResult, SetData, WatchKind
+from coordinator.operations import (
+    Check,
+    Create,
+    Delete,
+    NodeStat,
+    Operation,
+    OperationResult,
+    SetData,
+    WatchKind,
+)
 from overlay.locator import Locator
 from simulation.zookeeper import BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, Wire, pack, split
 
@@ -107,9 +117,10 @@ class ModelClient:
             server = self._servers[turn % len(self._servers)]
             turn += 1
             connection = _Connection(self)
+            make = partial(_same, connection)
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await self._loop.create_connection(lambda made=connection: made, server.host, server.port)
+                    await self._loop.create_connection(make, server.host, server.port)
                     connection.send(
                         ("connect", self._session_id, self._password, self._asked_s, self._seen_zxid)
                     )
@@ -153,14 +164,12 @@ class ModelClient:
     def get(self, path: str, watch: WatchCallback | None, done: Done) -> None:
         """Answer with (data, stat)."""
         self._watch("data", path, watch)
-        convert = lambda answer: (answer[0], NodeStat(*answer[1]))  # noqa: E731
-        self._ask("get", (path, watch is not None), _Pending(path, done, convert))
+        self._ask("get", (path, watch is not None), _Pending(path, done, _data_and_stat))
 
     def children(self, path: str, watch: WatchCallback | None, done: Done) -> None:
         """Answer with (names of the children, stat)."""
         self._watch("children", path, watch)
-        convert = lambda answer: (list(answer[0]), NodeStat(*answer[1]))  # noqa: E731
-        self._ask("children", (path, watch is not None), _Pending(path, done, convert))
+        self._ask("children", (path, watch is not None), _Pending(path, done, _names_and_stat))
 
     def exists(self, path: str, watch: WatchCallback | None, done: Done) -> None:
         """Answer with the stat, or None."""
@@ -306,6 +315,18 @@ class _Connection(asyncio.Protocol):
             pending.done(None, _error(error, pending.path))
         else:
             pending.done(value if pending.convert is None else pending.convert(value), None)
+
+
+def _same(connection: _Connection) -> _Connection:
+    return connection
+
+
+def _data_and_stat(answer: Any) -> tuple[bytes, NodeStat]:
+    return answer[0], NodeStat(*answer[1])
+
+
+def _names_and_stat(answer: Any) -> tuple[list[str], NodeStat]:
+    return list(answer[0]), NodeStat(*answer[1])
 
 
 def _stat(answer: Any) -> NodeStat | None:
