@@ -88,6 +88,7 @@ class RoutingBroker:
             make_client=zookeeper,
         )
         self.coordinator = Coordinator(self.session, host=self._host)
+        self._tls = config.tls(Role.ROUTER)
         self.hub: Hub
         self.locator = ""
         self.http = ""
@@ -132,6 +133,8 @@ class RoutingBroker:
             self,
             pace=config.pace,
             clock=self._host.clock,
+            connections_per_address=config.connections_per_address,
+            tls=self._tls,
         )
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
