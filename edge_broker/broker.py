@@ -20,6 +20,7 @@ from coordinator import (
     Coordinator,
     EdgeRecord,
     MakeClient,
+    Partners,
     Registration,
     RouterRecord,
     Session,
@@ -103,13 +104,20 @@ class EdgeBroker:
         self._links: dict[str, Link] = {}
         self._dialers: dict[str, Dialer] = {}
         self._routers: Mapping[str, RouterRecord] = {}
+<<<<<<< HEAD
         self.edges: Mapping[str, EdgeRecord] = {}
         """All edge brokers there are."""
         self.direct = DirectPaths(self, Policy(config.paths), config.in_time)
+=======
+        self._edges: Mapping[str, EdgeRecord] = {}
+        self.partners = Partners()
+        """The routing brokers of our topics."""
+>>>>>>> main
         self._unneeded_since_ns: dict[str, int] = {}
         self._paused: set[Link] = set()
         self._releasing: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._turning: asyncio.Handle | None = None
         self._draining = False
 
     # Life
@@ -176,8 +184,9 @@ class EdgeBroker:
             self._announcer.close()
         if self._releasing is not None:
             self._releasing.cancel()
-        if self._settling is not None:
-            self._settling.cancel()
+        for waiting in (self._settling, self._turning):
+            if waiting is not None:
+                waiting.cancel()
         await self.background.close()
         self.declarations.close()
         for watch in self._watches:
@@ -243,7 +252,8 @@ class EdgeBroker:
         """Choose targets anew if a routing broker came up."""
         if link.role is Role.ROUTER:
             log.info("routing broker connected", extra={"router": link.peer})
-            self._flush_in_turn(self.core.router_up_in_steps(link.peer, link.outbox, self.hub.clock()))
+            self.core.router_up(link.peer, link.outbox, self.hub.clock())
+            self._turn_topics()
         elif link.role is Role.CLIENT:
             self.declarations.client_is_back(link)
         elif link.lan != self.lan:
@@ -257,7 +267,8 @@ class EdgeBroker:
                 "routing broker disconnected",
                 extra={"router": link.peer, "reason": str(reason), "detail": detail},
             )
-            self._flush_in_turn(self.core.router_down_in_steps(link.peer, self.hub.clock()))
+            self.core.router_down(link.peer, self.hub.clock())
+            self._turn_topics()
         elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
             for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED}
             self.declarations.client_is_away(link, for_good=for_good)
@@ -347,14 +358,17 @@ class EdgeBroker:
             if link is not None:
                 link.flush_soon()
 
-    def _flush_in_turn(self, steps: Iterable[set[Peer]]) -> None:
-        """Write after every step of a long work, so that the most urgent need not wait for its end."""
-        for peers in steps:
-            for peer in peers:
-                link = self._links.get(peer.name)
-                if link is not None:
-                    link.flush_now()
-            self.hub.send_late_heartbeats(self.hub.clock())
+    def _turn_topics(self) -> None:
+        """Turn some topics to another routing broker in each loop turn, until all have turned."""
+        if self._turning is not None:
+            self._turning.cancel()
+            self._turning = None
+        for peer in self.core.turn_some(self.hub.clock()):
+            link = self._links.get(peer.name)
+            if link is not None:
+                link.flush_now()
+        if self.core.is_turning:
+            self._turning = self.hub.loop.call_soon(self._turn_topics)
 
     def _client_link(self, hello: Hello) -> Link:
         link = Link(hello.node, Role.CLIENT, self.lan)
@@ -408,7 +422,7 @@ class EdgeBroker:
     def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
-        self.dial_routers(self._needed_routers())
+        self.dial_routers(self.partners.names)
         for name in appeared:
             if (dialer := self._dialers.get(f"{Role.ROUTER}:{name}")) is not None:
                 dialer.hurry()
@@ -444,26 +458,24 @@ class EdgeBroker:
         else:
             dialer.locator = address
 
-    def _needed_routers(self) -> set[str]:
-        return {
-            name
-            for topic in self.core.topics.values()
-            for name in (topic.primary, topic.backup)
-            if name is not None
-        }
-
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
         if self.access is not None and self.access.refresh():
             self._apply_rules()
-        self.declarations.expire_interest(now_ns)
+        for _ in self.declarations.expire_interest(now_ns):
+            await asyncio.sleep(0)
         for forgotten in self.core.expire_in_steps(now_ns):
             for topic in forgotten:
                 self.declarations.forget_topic(topic)
             await asyncio.sleep(0)
+<<<<<<< HEAD
         wanted = {f"{Role.ROUTER}:{name}" for name in self._needed_routers()}
         wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self.edges.values() if edge.lan == self.lan}
         wanted |= {f"{Role.EDGE}:{edge}" for edge in self.direct.needed()}
+=======
+        wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
+        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
+>>>>>>> main
         for key in list(self._dialers):
             if key in wanted:
                 self._unneeded_since_ns.pop(key, None)

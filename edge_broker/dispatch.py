@@ -110,6 +110,7 @@ class Dispatch:
             self._tracer.received(run)
         tickets: list[Ticket] = []
         for peer in route.peers:
+<<<<<<< HEAD
             sent = run
             if peer.outbox.is_overloaded(now_ns):
                 may_shed = None if route.shares is None else route.shares[peer.hop]
@@ -126,6 +127,12 @@ class Dispatch:
             if route.reserve is not None and peer.is_direct:
                 ticket = Ticket()
                 tickets.append(ticket)
+=======
+            may_shed = None if route.shares is None else route.shares[peer.hop]
+            sent = peer.shedder.relieve(peer.outbox, run, may_shed, self.dropped, now_ns)
+            if sent is None:
+                continue
+>>>>>>> main
             dropped = peer.outbox.append(
                 deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns, ticket
             )

@@ -144,6 +144,7 @@ class Topic:
         "ingress",
         "interested_edges",
         "interested_remotely",
+        "is_turning",
         "kept_messages",
         "known_publishers",
         "messages",
@@ -189,6 +190,8 @@ class Topic:
         self.subscribers_everywhere = 0
         self.known_publishers: frozenset[int] = frozenset()
         self.target: Peer | None = None
+        self.is_turning = False
+        """The target is to be chosen anew before anything else happens to the topic (`Targets`)."""
         self.deliver = NOWHERE
         self.forward = NOWHERE
         self.ingress = NOWHERE
