@@ -104,15 +104,11 @@ class EdgeBroker:
         self._links: dict[str, Link] = {}
         self._dialers: dict[str, Dialer] = {}
         self._routers: Mapping[str, RouterRecord] = {}
-<<<<<<< HEAD
         self.edges: Mapping[str, EdgeRecord] = {}
         """All edge brokers there are."""
         self.direct = DirectPaths(self, Policy(config.paths), config.in_time)
-=======
-        self._edges: Mapping[str, EdgeRecord] = {}
         self.partners = Partners()
         """The routing brokers of our topics."""
->>>>>>> main
         self._unneeded_since_ns: dict[str, int] = {}
         self._paused: set[Link] = set()
         self._releasing: asyncio.TimerHandle | None = None
@@ -468,14 +464,9 @@ class EdgeBroker:
             for topic in forgotten:
                 self.declarations.forget_topic(topic)
             await asyncio.sleep(0)
-<<<<<<< HEAD
-        wanted = {f"{Role.ROUTER}:{name}" for name in self._needed_routers()}
+        wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
         wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self.edges.values() if edge.lan == self.lan}
         wanted |= {f"{Role.EDGE}:{edge}" for edge in self.direct.needed()}
-=======
-        wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
-        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
->>>>>>> main
         for key in list(self._dialers):
             if key in wanted:
                 self._unneeded_since_ns.pop(key, None)

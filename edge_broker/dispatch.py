@@ -110,29 +110,14 @@ class Dispatch:
             self._tracer.received(run)
         tickets: list[Ticket] = []
         for peer in route.peers:
-<<<<<<< HEAD
-            sent = run
-            if peer.outbox.is_overloaded(now_ns):
-                may_shed = None if route.shares is None else route.shares[peer.hop]
-                sifted = peer.shedder.sift(run, may_shed)
-                if sifted is not run:
-                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
-                    self.dropped[reason] += run.messages - (sifted.messages if sifted else 0)
-                    if peer.outbox.trace is not None:
-                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
-                if sifted is None:
-                    continue
-                sent = sifted
-            ticket = None
-            if route.reserve is not None and peer.is_direct:
-                ticket = Ticket()
-                tickets.append(ticket)
-=======
             may_shed = None if route.shares is None else route.shares[peer.hop]
             sent = peer.shedder.relieve(peer.outbox, run, may_shed, self.dropped, now_ns)
             if sent is None:
                 continue
->>>>>>> main
+            ticket = None
+            if route.reserve is not None and peer.is_direct:
+                ticket = Ticket()
+                tickets.append(ticket)
             dropped = peer.outbox.append(
                 deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns, ticket
             )
