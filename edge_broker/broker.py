@@ -25,7 +25,7 @@ from coordinator import (
     RouterRecord,
     Session,
     Watch,
-    ZooKeeperClient,
+    client_of,
 )
 from edge_broker.core import EdgeCore
 from edge_broker.declarations import Declarations
@@ -63,7 +63,7 @@ class EdgeBroker:
     """One edge broker."""
 
     def __init__(
-        self, config: EdgeConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+        self, config: EdgeConfig, host: Host | None = None, zookeeper: MakeClient | None = None
     ) -> None:
         self._host = host or Host()
         self.config = config
@@ -85,7 +85,7 @@ class EdgeBroker:
             config.chroot,
             session_timeout_s=config.session_timeout_s,
             clock=self._host.clock,
-            make_client=zookeeper,
+            make_client=zookeeper or client_of(config, Role.EDGE),
         )
         self.coordinator = Coordinator(self.session, host=self._host)
         self.background = Background()
@@ -142,7 +142,7 @@ class EdgeBroker:
         host, port = listen_address("listen", config.listen)
         bound = await self.hub.listen(host, port)
         self.locator = config.advertise or str(bound)
-        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
         self._registration = await self.coordinator.register_edge(
             EdgeRecord(self.id, self.locator, self.lan, config.host, self.http)
         )

@@ -61,6 +61,10 @@ class BrokerConfig:
     """Where /healthz, /readyz, /status and /metrics are served."""
     zookeeper: str = "127.0.0.1:2181"
     chroot: str = "/isthmus"
+    zookeeper_credentials: str = ""
+    """File with user:password for ZooKeeper; znodes are made for them alone."""
+    zookeeper_tls: bool = False
+    """Encrypt the connection to ZooKeeper, with `certificates`."""
     session_timeout_s: float = 4.0
     heartbeat_ms: float = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
     silence_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
@@ -126,6 +130,8 @@ class BrokerConfig:
                     "give --certificates, listen on a loopback address, "
                     "or say --insecure if the network is trusted"
                 )
+        if self.zookeeper_tls and not self.certificates:
+            raise ConfigurationError("zookeeper_tls is set and certificates are not: give their folder")
         if not 1 <= self.connections_per_address <= CONNECTIONS_MAX_PER_BROKER:
             raise ConfigurationError(
                 f"connections_per_address is {self.connections_per_address}: "
