@@ -62,6 +62,12 @@ test: install ## Unit and integration tests, with a real ZooKeeper
 test-slow: install ## Spark on a cluster, reports of whole testbeds: more than ten seconds each
 	$(BIN)/python -m pytest -m slow $(TESTFLAGS)
 
+SEEDS ?= 500
+
+.PHONY: sim
+sim: install ## SEEDS=500 overlays in virtual time while everything goes wrong
+	$(BIN)/isthmus sim --seeds $(SEEDS)
+
 .PHONY: bench-smoke
 bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench coordination --lans 4 --routers 4 --topics 20 --subscribers 40 --workers 2
