@@ -143,13 +143,14 @@ class Hub:
         self._addresses: Counter[str] = Counter()
         self._handshakes: dict[str, dict[Connection, None]] = {}
         """By address: accepted connections whose peer has not introduced itself yet, oldest first."""
-        self._connections: set[Connection] = set()
-        self._sockets: set[Connection] = set()
+        # Dictionaries keep their order: what a node does must not depend on where its objects are.
+        self._connections: dict[Connection, None] = {}
+        self._sockets: dict[Connection, None] = {}
         """Connections whose socket is open; a closed one may still hand over its last bytes."""
         self._all_gone: asyncio.Future[None] | None = None
-        self._fast: set[Connection] = set()
-        self._slow: set[Connection] = set()
-        self._to_acknowledge: set[Connection] = set()
+        self._fast: dict[Connection, None] = {}
+        self._slow: dict[Connection, None] = {}
+        self._to_acknowledge: dict[Connection, None] = {}
         self._dialers: dict[str, Dialer] = {}
         self._server: asyncio.Server | None = None
         self._resting = False
@@ -291,8 +292,8 @@ class Hub:
 
     def connection_opened(self, connection: Connection) -> None:
         """A socket is connected; the handshake follows."""
-        self._connections.add(connection)
-        self._sockets.add(connection)
+        self._connections[connection] = None
+        self._sockets[connection] = None
         if connection.address:
             self._count_address(connection)
         if self._closing:  # it was accepted just before
@@ -305,7 +306,7 @@ class Hub:
         assert connection.link is not None and connection.liveness is not None
         self._forget_handshake(connection)
         slow = connection.liveness.interval_ns >= SLOW_HEARTBEAT_NS
-        (self._slow if slow else self._fast).add(connection)
+        (self._slow if slow else self._fast)[connection] = None
         if not slow:
             self._hurry_ticker()
         log.debug("link up", extra={"peer": connection.link.peer})
@@ -316,7 +317,7 @@ class Hub:
     ) -> None:
         """A connection is gone; `link` is set if it was that link's current one."""
         for group in (self._connections, self._fast, self._slow, self._to_acknowledge):
-            group.discard(connection)
+            group.pop(connection, None)
         self._forget_handshake(connection)
         self.closes[reason] += 1
         if link is not None:
@@ -325,7 +326,7 @@ class Hub:
 
     def connection_gone(self, connection: Connection) -> None:
         """The connection's socket is closed."""
-        self._sockets.discard(connection)
+        self._sockets.pop(connection, None)
         if connection.address:
             self._addresses[connection.address] -= 1
             if not self._addresses[connection.address]:
@@ -335,7 +336,7 @@ class Hub:
 
     def acknowledge_soon(self, connection: Connection) -> None:
         """Data came in: acknowledge it with the next tick."""
-        self._to_acknowledge.add(connection)
+        self._to_acknowledge[connection] = None
         if self._resting:
             self._hurry_ticker()
 
@@ -384,9 +385,10 @@ class Hub:
         for connection in list(self._fast):
             connection.tick(now_ns, TICK_NS)
         if self._to_acknowledge:
-            waiting, self._to_acknowledge = self._to_acknowledge, set()
-            for connection in waiting - self._fast:
-                connection.acknowledge(now_ns)
+            waiting, self._to_acknowledge = self._to_acknowledge, {}
+            for connection in waiting:
+                if connection not in self._fast:
+                    connection.acknowledge(now_ns)
         if now_ns >= self._slow_due_ns - TICK_NS // 2:
             self._slow_due_ns = now_ns + SLOW_TICK_NS
             for connection in list(self._slow):

@@ -80,7 +80,9 @@ def _bury() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            gc.collect()
+            # What ends may let go of more.
+            while gc.collect():
+                continue
     finally:
         sys.unraisablehook = report
 

@@ -186,6 +186,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._offset_ns = offset_ns
         self._drift_ppm = drift_ppm
 
+    def __del__(self) -> None:
+        """Nothing has to be freed."""
+
     # Life
 
     def freeze(self) -> None:
@@ -267,6 +270,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
+        if self.life is Life.DEAD:
+            coro.close()
+            raise RuntimeError(f"{self.name} is dead")
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def run_in_executor(  # type: ignore[override]

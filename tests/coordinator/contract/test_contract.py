@@ -16,7 +16,7 @@ from coordinator import (
 )
 from coordinator.operations import Check, Create, Delete, Hint, HintKind, NodeStat, SetData, WatchKind
 from tests.coordinator.contract.conftest import SESSION_TIMEOUT_S, Servers
-from tests.coordinator.faults import eventually
+from tests.coordinator.faults import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -213,8 +213,9 @@ async def test_news_of_a_change_comes_before_what_is_read_after_it(servers: Serv
     await session.create("/a", b"old")
     await session.get("/a", hints)
     await other.set("/a", b"new")
-    while (await session.get("/a"))[0] != b"new":
-        await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_S):
+        while (await session.get("/a"))[0] != b"new":
+            continue
     assert hints.seen == [(HintKind.CHANGED, WatchKind.DATA, "/a")]
 
 
@@ -223,12 +224,9 @@ async def test_a_request_without_an_answer_may_have_been_applied(servers: Server
     session, other = await servers.session(proxy.hosts), await servers.session()
     proxy.swallow_answers()
     request = asyncio.ensure_future(session.create("/a"))
-
-    async def applied() -> bool:
-        return await other.exists("/a") is not None
-
-    while not await applied():
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(DEADLINE_S):
+        while await other.exists("/a") is None:
+            continue
     proxy.cut()
     proxy.resume()
     with pytest.raises(ConnectionLostError):
@@ -245,9 +243,9 @@ async def test_the_server_gives_up_on_who_is_silent(servers: Servers) -> None:
     proxy.stall()
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    while await other.exists("/a") is not None:
-        assert loop.time() - began_s < 4 * SESSION_TIMEOUT_S, "the session should have ended"
-        await asyncio.sleep(0.02)
+    hints = Hints()
+    assert await other.exists("/a", hints) is not None
+    await eventually(lambda: hints.seen, "the session has ended", 4 * SESSION_TIMEOUT_S)
     # Not before its time: a lease must be over before the session is.
     assert loop.time() - began_s > 0.9 * SESSION_TIMEOUT_S
     assert not session.lease_valid(session.clock())
