@@ -12,8 +12,9 @@ from overlay.history import History
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
 from overlay.retention import Retention
+from overlay.schedule import Unsure
 from overlay.shedding import Hop, Shares, Shedder, shares_of
-from overlay.urgency import Unsure, deadline_ns, urgency
+from overlay.urgency import deadline_ns, urgency
 
 
 class DropReason(StrEnum):

@@ -26,8 +26,8 @@ from overlay.batch import (
 )
 from overlay.messages import Role
 from overlay.outbox import Outbox
+from overlay.schedule import Unsure
 from overlay.tracer import Tracer
-from overlay.urgency import Unsure
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
