@@ -11,6 +11,7 @@ and backup, so that failover needs no handshake.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -33,11 +34,12 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
 from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, Welcome
+from runtime.access import Access
 from runtime.config import EdgeConfig, listen_address
 from runtime.discovery import Announcer, multicast_interface
 from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
-from runtime.link import Link, MeasuredLink
+from runtime.link import Link, MeasuredLink, Principal
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
 from runtime.process import Background, every, wait_until
 from runtime.tracing import open_recorder, tracer_of
@@ -88,6 +90,8 @@ class EdgeBroker:
         self.locator = ""
         self.http = ""
         self._tls = config.tls(Role.EDGE)
+        tokens = Path(config.tokens) if config.tokens else None
+        self.access = Access(Path(config.access), tokens) if config.access else None
         self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._announcer: Announcer | None = None
@@ -124,6 +128,7 @@ class EdgeBroker:
             clock=self._host.clock,
             connections_per_address=config.connections_per_address,
             tls=self._tls,
+            authenticate=self.access.authenticate if self.access is not None else None,
         )
         host, port = listen_address("listen", config.listen)
         bound = await self.hub.listen(host, port)
@@ -246,7 +251,8 @@ class EdgeBroker:
             )
             self._flush_in_turn(self.core.router_down_in_steps(link.peer, self.hub.clock()))
         elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
-            self.declarations.client_is_away(link, for_good=reason is CloseReason.GOODBYE)
+            for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED}
+            self.declarations.client_is_away(link, for_good=for_good)
 
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from a client or a broker."""
@@ -299,6 +305,21 @@ class EdgeBroker:
         """The client's last endpoint is gone and so is the client."""
         if self._links.pop(link.key, None) is not None:
             self.core.remove_client(link.context, self.hub.clock())
+
+    def _apply_rules(self) -> None:
+        """Other rules are in force: they count for clients and endpoints that are here already."""
+        assert self.access is not None
+        for link in [link for link in self._links.values() if link.role is Role.CLIENT]:
+            principal = link.principal or Principal()
+            if self.access.counts(principal):
+                self.declarations.apply_rules(link)
+                continue
+            log.info("client revoked", extra={"client": link.peer, "principal": principal.name})
+            self.declarations.revoke(link)
+            if link.connection is not None:
+                link.connection.close(CloseReason.REVOKED, f"the token {principal.token} has been revoked")
+            else:
+                self.declarations.client_is_away(link, for_good=True)
 
     def tell_client(self, client: Peer | None, message: ControlMessage) -> None:
         """Send a control message to a client, if it is there."""
@@ -402,6 +423,8 @@ class EdgeBroker:
 
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
+        if self.access is not None and self.access.refresh():
+            self._apply_rules()
         self.declarations.expire_interest(now_ns)
         for forgotten in self.core.expire_in_steps(now_ns):
             for topic in forgotten:
@@ -445,6 +468,7 @@ class EdgeBroker:
             "ready": not self.missing(),
             "core": self.core.statistics(),
             "session": self.session.statistics(),
+            "access": self.access.statistics() if self.access is not None else None,
             "tracing": self._recorder.statistics() if self._recorder is not None else None,
             "links": [link.statistics() for link in self._links.values() if link.role is not Role.CLIENT],
             "clients": [link.statistics() for link in self._links.values() if link.role is Role.CLIENT],
@@ -456,6 +480,9 @@ class EdgeBroker:
         yield counter("isthmus_messages_accepted", "Messages from clients.", statistics.messages_accepted)
         yield counter("isthmus_messages_delivered", "Messages delivered here.", statistics.messages_delivered)
         yield counter("isthmus_messages_resent", "Messages sent again.", statistics.messages_resent)
+        if self.access is not None:
+            denied = self.access.statistics().denied
+            yield counters("isthmus_access_denied", "What clients were not let do.", "action", denied)
         yield counters("isthmus_messages_dropped", "Messages dropped.", "reason", statistics.dropped)
         yield counters(
             "isthmus_topic_messages",

@@ -93,13 +93,24 @@ class Held(NamedTuple):
 class Publisher:
     """A publishing endpoint of a local client."""
 
-    __slots__ = ("accepted", "born_ns", "client", "departed_ns", "publisher_id", "retention", "topic")
+    __slots__ = (
+        "accepted",
+        "born_ns",
+        "client",
+        "departed_ns",
+        "principal",
+        "publisher_id",
+        "retention",
+        "topic",
+    )
 
     def __init__(self, publisher_id: int, topic: "Topic", client: Peer, retention: Retention) -> None:
         self.publisher_id = publisher_id
         self.topic = topic
         self.client: Peer | None = client
         """None once the endpoint is gone; its messages are kept a little longer."""
+        self.principal = ""
+        """Whose it is; empty where nobody asks. Nobody else may go on in its name."""
         self.departed_ns = 0
         self.accepted = 0
         """Highest sequence taken from the client."""

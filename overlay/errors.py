@@ -68,5 +68,9 @@ class InvalidNameError(OverlayError):
     """A broker, LAN or topic name that cannot be used."""
 
 
+class AccessDeniedError(OverlayError):
+    """Something a client is not allowed to do."""
+
+
 class QosError(OverlayError):
     """A quality of service that contradicts itself, or two that do not fit together."""

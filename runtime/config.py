@@ -168,6 +168,10 @@ class EdgeConfig(BrokerConfig):
 
     lan: str = ""
     """Name of the LAN this edge serves."""
+    access: str = ""
+    """File with the rules of what clients may do (runtime/access.py); all others are turned away."""
+    tokens: str = ""
+    """File with the tokens of clients that have no certificate; `isthmus token` keeps it."""
     proxy: str = ""
     """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
     retain_more: bool = False
@@ -179,6 +183,13 @@ class EdgeConfig(BrokerConfig):
     def check(self) -> None:
         """Raise ConfigurationError for settings that contradict each other or the limits."""
         BrokerConfig.check(self)
+        if self.certificates and not self.access:
+            raise ConfigurationError(
+                "certificates are given and access is not: name a file with the rules of "
+                "what clients may do; docs/security.md shows one"
+            )
+        if self.tokens and not self.access:
+            raise ConfigurationError("tokens are given and access is not: without rules nobody asks for them")
         if not self.lan:
             raise ConfigurationError("lan is not set: say which LAN this edge serves, with --lan NAME")
         if not 0 < self.discovery_port < 65536:

@@ -32,7 +32,7 @@ from overlay.locator import Locator
 from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welcome
 from runtime.connection import Connection
 from runtime.host import Clock
-from runtime.link import Link
+from runtime.link import Link, Principal
 from runtime.tls import CertificateName, Tls
 
 log = logging.getLogger("isthmus.hub")
@@ -53,7 +53,7 @@ _BACK_OFF_MOST_S: Final = 1.0
 _ABSENT: Final = object()
 
 ChooseLocator = Callable[[], Awaitable[Locator]]
-Authenticate = Callable[[Hello, CertificateName | None], str]
+Authenticate = Callable[[Hello, CertificateName | None], Principal]
 """Who a client is, by its certificate or token; raises ProtocolError for a stranger."""
 
 
@@ -258,10 +258,9 @@ class Hub:
             )
         principal = self._check_identity(hello, certificate)
         link, welcome = self.handler.admit(hello)
-        if link.principal not in {None, principal}:
-            raise ProtocolError(
-                CloseReason.WRONG_IDENTITY, f"{hello.node} is {link.principal}, not {principal or 'nobody'}"
-            )
+        if link.principal is not None and link.principal.name != principal.name:
+            # Whoever takes a client's name would get what waits for it.
+            raise ProtocolError(CloseReason.WRONG_IDENTITY, f"{hello.node} is another principal's client")
         link.principal = principal
         return link, replace(welcome, drift_ppm=self.identity.drift_ppm)
 
@@ -274,13 +273,13 @@ class Hub:
             self._check_cluster(welcome.cluster)
         self.handler.on_welcome(link, welcome)
 
-    def _check_identity(self, hello: Hello, certificate: CertificateName | None) -> str:
-        """Who the peer is; empty where nobody asks."""
+    def _check_identity(self, hello: Hello, certificate: CertificateName | None) -> Principal:
+        """Who the peer is; nobody in particular where nobody asks."""
         if hello.role is Role.CLIENT:
-            return self._authenticate(hello, certificate) if self._authenticate is not None else ""
+            return self._authenticate(hello, certificate) if self._authenticate is not None else Principal()
         if self.tls is not None:
             _check_certificate(hello.role, hello.node, certificate)
-        return ""
+        return Principal(hello.node)
 
     def connection_opened(self, connection: Connection) -> None:
         """A socket is connected; the handshake follows."""

@@ -94,11 +94,11 @@ class Overlay:
         await broker.start()
         return broker
 
-    async def client(self, *edges: str, **options: Any) -> Client:
+    async def client(self, *edges: str, start_timeout_s: float = DEADLINE_S, **options: Any) -> Client:
         """Connect a client to edges by name."""
         client = Client([self.edges[edge].locator for edge in edges], **options)
         self.clients.append(client)
-        await client.start()
+        await client.start(start_timeout_s)
         return client
 
     def leader(self) -> RoutingBroker | None:
