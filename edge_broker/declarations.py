@@ -15,11 +15,13 @@ in time finds everything as it was; one that says goodbye is taken at its word.
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from coordinator import CoordinationError, Endpoint, TopicExistsError, TopicView, UnknownTopicError, Watch
 from edge_broker.model import Peer, Topic
+from edge_broker.targets import TOPICS_AT_A_TIME
 from overlay.bounds import Delays, admit, admit_request, check_admission
 from overlay.errors import AccessDeniedError, InvalidNameError, OverlayError, QosError
 from overlay.limits import ENDPOINTS_MAX_PER_CLIENT, PUBLISHERS_TOLD_MAX, ROUTE_LINGER_NS, SECOND_NS
@@ -157,6 +159,7 @@ class Declarations:
         known = self._known.pop(topic.name, None)
         if known is not None:
             known.watch.cancel()
+            self._broker.partners.forget_topic(topic.name)
 
     # Details
 
@@ -337,6 +340,7 @@ class Declarations:
         if known.topic.known_publishers != publishers_before:
             for endpoint_id, client in known.watchers.items():
                 self._broker.tell_client(client, _publishers(endpoint_id, known.topic))
+        self._broker.partners.set_topic(view.record.name, view.record.primary, view.record.backup)
         self._broker.dial_routers((view.record.primary, view.record.backup))
         known.viewed.set()
         subscribers = sum(endpoint.kind is EndpointKind.SUBSCRIBER for endpoint in view.endpoints)
@@ -376,11 +380,13 @@ class Declarations:
         for endpoint_id, (client, _) in known.subscriptions.items():
             self._broker.tell_client(client, QosChanged(endpoint_id, record))
 
-    def expire_interest(self, now_ns: int) -> None:
-        """Stop sending where nobody has subscribed for a while; called every second."""
-        for known in self._known.values():
+    def expire_interest(self, now_ns: int) -> Iterator[None]:
+        """Stop sending where nobody has subscribed for a while; called every second, in steps."""
+        for number, known in enumerate(list(self._known.values()), 1):
             if known.subscribers.expire(now_ns):
                 self._set_interest(known)
+            if number % TOPICS_AT_A_TIME == 0:
+                yield
 
     def _expire(self, link: Link, endpoints: list[int]) -> None:
         log.info("client did not come back", extra={"client": link.peer, "endpoints": len(endpoints)})
