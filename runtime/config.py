@@ -60,6 +60,8 @@ class BrokerConfig:
     heartbeat_ms: float = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
     silence_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
     drain_timeout_s: float = 10.0
+    proxy: str = ""
+    """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
     failover_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
     """How long edges may take to turn to the backup: what loss tolerances are checked against."""
     subscriber_delay_ms: float = 0.0
@@ -135,8 +137,8 @@ class BrokerConfig:
         if self.log_level.lower() not in {"debug", "info", "warning", "error"}:
             raise ConfigurationError(f"log_level is {self.log_level!r}: use debug, info, warning or error")
         try:
-            if self.advertise:
-                Locator.parse(self.advertise)
+            for locator in filter(None, (self.advertise, self.proxy)):
+                Locator.parse(locator)
             if self.id:
                 check_name("broker", self.id)
         except InvalidNameError as error:
@@ -149,8 +151,6 @@ class EdgeConfig(BrokerConfig):
 
     lan: str = ""
     """Name of the LAN this edge serves."""
-    proxy: str = ""
-    """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
     retain_more: bool = False
     """Keep one message more of topics where that spares replication (FRAME+)."""
     discovery: bool = True
@@ -171,8 +171,6 @@ class EdgeConfig(BrokerConfig):
             )
         try:
             check_name("LAN", self.lan)
-            if self.proxy:
-                Locator.parse(self.proxy)
         except InvalidNameError as error:
             raise ConfigurationError(str(error)) from error
 

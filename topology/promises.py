@@ -119,6 +119,25 @@ def bounds_true(bounds: int, broken: int) -> Promise:
     )
 
 
+def gets_topics(assignment: Mapping[str, tuple[str, str]], router: str) -> Promise:
+    """A routing broker that joined serves topics."""
+    topics = sorted(topic for topic, pair in assignment.items() if router in pair)
+    return Promise(
+        "the new broker gets topics", bool(topics), f"{router} serves {', '.join(topics) or 'none'}"
+    )
+
+
+def keeps_flowing(silence_ms: float | None, limit_ms: float) -> Promise:
+    """No stream fell silent for long; None: there was no stream."""
+    if silence_ms is None:
+        return Promise("messages keep flowing", False, "there was no stream to watch")
+    return Promise(
+        "messages keep flowing",
+        silence_ms <= limit_ms,
+        f"longest silence of a stream {silence_ms:.0f} ms beyond its period, allowed are {limit_ms:.0f}",
+    )
+
+
 def whole_again(after_ms: float | None, limit_s: float, trouble: str = "") -> Promise:
     """When all faults are undone, every topic has its brokers again in time; None: it had not."""
     if after_ms is None:

@@ -18,15 +18,12 @@ from isthmus.narrator import Narrator
 from topology.drills.catalogue import CATALOGUE
 from topology.drills.engine import Plan, run_drill
 from topology.drills.script import Drill
+from topology.drills.testbeds import KINDS, testbed_for
 from topology.drills.verdict import DrillResult, Verdict, unknown, worst
-from topology.driver import Driver
 from topology.errors import TopologyError
 from topology.model import load_topology
-from topology.netns_driver import NetnsDriver
-from topology.process_driver import ProcessDriver
 
-_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
-_TOPOLOGY: Final = "two-lans"
+_TOPOLOGY: Final = "wind-farm"
 _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdict.UNKNOWN: "bold yellow"}
 
 
@@ -37,7 +34,7 @@ _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdic
 )
 @click.option(
     "--driver",
-    type=click.Choice(list(_DRIVERS)),
+    type=click.Choice(list(KINDS)),
     default="process",
     show_default=True,
     help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
@@ -110,7 +107,9 @@ def _run_one(
     console.print(Text(f"{item.name}: ", style="bold").append(item.summary, style="none"))
     try:
         trace = trace_everything(report_dir) if report_dir is not None else None
-        plan = Plan(item, load_topology(topology), driver, _DRIVERS[driver], seed, seconds, keep, trace)
+        plan = Plan(
+            item, load_topology(topology), driver, testbed_for(item, driver), seed, seconds, keep, trace
+        )
         result = asyncio.run(_watched(console, plan))
     except TopologyError as error:
         result = unknown(item.name, driver, seed, str(error))

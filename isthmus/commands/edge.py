@@ -15,7 +15,6 @@ from runtime.process import serve
 @click.command()
 @broker_options
 @click.option("--lan", help="Name of the LAN this edge serves.")
-@click.option("--proxy", metavar="HOST:PORT", help="HTTP proxy to reach routing brokers through.")
 @click.option(
     "--retain-more",
     is_flag=True,
