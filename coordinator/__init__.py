@@ -30,6 +30,7 @@ from coordinator.errors import (
 )
 from coordinator.kazoo_client import ZooKeeperClient
 from coordinator.mirror import Watch
+from coordinator.partners import Partners
 from coordinator.policy import FewestTopics, LoadPolicy, MessageRate, policy_by_name
 from coordinator.records import (
     EdgeRecord,
@@ -71,6 +72,7 @@ __all__ = [
     "NodeExistsError",
     "NodeTooLargeError",
     "NotEmptyError",
+    "Partners",
     "Placement",
     "Reason",
     "RecordError",

@@ -11,6 +11,7 @@ and backup, so that failover needs no handshake.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -19,6 +20,7 @@ from coordinator import (
     Coordinator,
     EdgeRecord,
     MakeClient,
+    Partners,
     Registration,
     RouterRecord,
     Session,
@@ -33,11 +35,12 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
 from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, Welcome
+from runtime.access import Access
 from runtime.config import EdgeConfig, listen_address
 from runtime.discovery import Announcer, multicast_interface
 from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
-from runtime.link import Link, MeasuredLink
+from runtime.link import Link, MeasuredLink, Principal
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
 from runtime.process import Background, every, wait_until
 from runtime.tracing import open_recorder, tracer_of
@@ -49,6 +52,8 @@ _ROUTER_LINGER_NS: Final = 30 * SECOND_NS
 _BACKPRESSURE_CHECK_S: Final = 0.02
 _RELEASE_S: Final = 0.002
 """How often messages that wait for a predecessor are looked at, while there are any."""
+_GATHER_S: Final = 0.1
+"""How long an edge that had no routing broker at all waits for the others once it has one."""
 _SETTLE_S: Final = 0.005
 """How often topics are looked at whose deadline has changed, while old messages may wait."""
 
@@ -87,6 +92,9 @@ class EdgeBroker:
         self.hub: Hub
         self.locator = ""
         self.http = ""
+        self._tls = config.tls(Role.EDGE)
+        tokens = Path(config.tokens) if config.tokens else None
+        self.access = Access(Path(config.access), tokens) if config.access else None
         self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._announcer: Announcer | None = None
@@ -96,10 +104,14 @@ class EdgeBroker:
         self._dialers: dict[str, Dialer] = {}
         self._routers: Mapping[str, RouterRecord] = {}
         self._edges: Mapping[str, EdgeRecord] = {}
+        self.partners = Partners()
+        """The routing brokers of our topics."""
         self._unneeded_since_ns: dict[str, int] = {}
         self._paused: set[Link] = set()
         self._releasing: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
+        self._turning: asyncio.Handle | None = None
         self._draining = False
 
     # Life
@@ -121,6 +133,9 @@ class EdgeBroker:
             self,
             pace=config.pace,
             clock=self._host.clock,
+            connections_per_address=config.connections_per_address,
+            tls=self._tls,
+            authenticate=self.access.authenticate if self.access is not None else None,
         )
         host, port = listen_address("listen", config.listen)
         bound = await self.hub.listen(host, port)
@@ -162,8 +177,9 @@ class EdgeBroker:
             self._announcer.close()
         if self._releasing is not None:
             self._releasing.cancel()
-        if self._settling is not None:
-            self._settling.cancel()
+        for waiting in (self._settling, self._turning, self._gathering):
+            if waiting is not None:
+                waiting.cancel()
         await self.background.close()
         self.declarations.close()
         for watch in self._watches:
@@ -229,7 +245,7 @@ class EdgeBroker:
         """Choose targets anew if a routing broker came up."""
         if link.role is Role.ROUTER:
             log.info("routing broker connected", extra={"router": link.peer})
-            self._flush_in_turn(self.core.router_up_in_steps(link.peer, link.outbox, self.hub.clock()))
+            self._gather_routers(link)
         elif link.role is Role.CLIENT:
             self.declarations.client_is_back(link)
 
@@ -241,9 +257,11 @@ class EdgeBroker:
                 "routing broker disconnected",
                 extra={"router": link.peer, "reason": str(reason), "detail": detail},
             )
-            self._flush_in_turn(self.core.router_down_in_steps(link.peer, self.hub.clock()))
+            self.core.router_down(link.peer, self.hub.clock())
+            self._turn_topics()
         elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
-            self.declarations.client_is_away(link, for_good=reason is CloseReason.GOODBYE)
+            for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED}
+            self.declarations.client_is_away(link, for_good=for_good)
 
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from a client or a broker."""
@@ -297,6 +315,21 @@ class EdgeBroker:
         if self._links.pop(link.key, None) is not None:
             self.core.remove_client(link.context, self.hub.clock())
 
+    def _apply_rules(self) -> None:
+        """Other rules are in force: they count for clients and endpoints that are here already."""
+        assert self.access is not None
+        for link in [link for link in self._links.values() if link.role is Role.CLIENT]:
+            principal = link.principal or Principal()
+            if self.access.counts(principal):
+                self.declarations.apply_rules(link)
+                continue
+            log.info("client revoked", extra={"client": link.peer, "principal": principal.name})
+            self.declarations.revoke(link)
+            if link.connection is not None:
+                link.connection.close(CloseReason.REVOKED, f"the token {principal.token} has been revoked")
+            else:
+                self.declarations.client_is_away(link, for_good=True)
+
     def tell_client(self, client: Peer | None, message: ControlMessage) -> None:
         """Send a control message to a client, if it is there."""
         link = self._links.get(client.name) if client is not None else None
@@ -310,14 +343,42 @@ class EdgeBroker:
             if link is not None:
                 link.flush_soon()
 
-    def _flush_in_turn(self, steps: Iterable[set[Peer]]) -> None:
-        """Write after every step of a long work, so that the most urgent need not wait for its end."""
-        for peers in steps:
-            for peer in peers:
-                link = self._links.get(peer.name)
-                if link is not None:
-                    link.flush_now()
-            self.hub.send_late_heartbeats(self.hub.clock())
+    def _turn_topics(self) -> None:
+        """Turn some topics to another routing broker in each loop turn, until all have turned."""
+        if self._turning is not None:
+            self._turning.cancel()
+            self._turning = None
+        for peer in self.core.turn_some(self.hub.clock()):
+            link = self._links.get(peer.name)
+            if link is not None:
+                link.flush_now()
+        if self.core.is_turning:
+            self._turning = self.hub.loop.call_soon(self._turn_topics)
+
+    def _gather_routers(self, link: Link) -> None:
+        """A routing broker is connected: turn to it, or wait for others if there was none before.
+
+        A backup that is turned to takes the primary for dead and dispatches what it holds for it, ahead
+        of what the primary still has to send. When a LAN is joined to the cloud again, primaries and
+        backups come back within moments of each other, and in any order.
+        """
+        routers = [other for other in self._links.values() if other.role is Role.ROUTER]
+        complete = all(other.is_up for other in routers if other.peer in self._routers)
+        if self._gathering is None and (self.core.routers_up or complete):
+            self.core.router_up(link.peer, link.outbox, self.hub.clock())
+            self._turn_topics()
+        elif self._gathering is None:
+            self._gathering = self.hub.loop.call_later(_GATHER_S, self._routers_gathered)
+        elif complete:
+            self._gathering.cancel()
+            self._routers_gathered()
+
+    def _routers_gathered(self) -> None:
+        self._gathering = None
+        for link in self._links.values():
+            if link.role is Role.ROUTER and link.is_up and link.peer not in self.core.routers_up:
+                self.core.router_up(link.peer, link.outbox, self.hub.clock())
+        self._turn_topics()
 
     def _client_link(self, hello: Hello) -> Link:
         link = Link(hello.node, Role.CLIENT, self.lan)
@@ -359,7 +420,7 @@ class EdgeBroker:
     def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
-        self.dial_routers(self._needed_routers())
+        self.dial_routers(self.partners.names)
         for name in appeared:
             if (dialer := self._dialers.get(f"{Role.ROUTER}:{name}")) is not None:
                 dialer.hurry()
@@ -389,22 +450,17 @@ class EdgeBroker:
         else:
             dialer.locator = address
 
-    def _needed_routers(self) -> set[str]:
-        return {
-            name
-            for topic in self.core.topics.values()
-            for name in (topic.primary, topic.backup)
-            if name is not None
-        }
-
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
-        self.declarations.expire_interest(now_ns)
+        if self.access is not None and self.access.refresh():
+            self._apply_rules()
+        for _ in self.declarations.expire_interest(now_ns):
+            await asyncio.sleep(0)
         for forgotten in self.core.expire_in_steps(now_ns):
             for topic in forgotten:
                 self.declarations.forget_topic(topic)
             await asyncio.sleep(0)
-        wanted = {f"{Role.ROUTER}:{name}" for name in self._needed_routers()}
+        wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
         wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
         for key in list(self._dialers):
             if key in wanted:
@@ -442,6 +498,7 @@ class EdgeBroker:
             "ready": not self.missing(),
             "core": self.core.statistics(),
             "session": self.session.statistics(),
+            "access": self.access.statistics() if self.access is not None else None,
             "tracing": self._recorder.statistics() if self._recorder is not None else None,
             "links": [link.statistics() for link in self._links.values() if link.role is not Role.CLIENT],
             "clients": [link.statistics() for link in self._links.values() if link.role is Role.CLIENT],
@@ -453,6 +510,9 @@ class EdgeBroker:
         yield counter("isthmus_messages_accepted", "Messages from clients.", statistics.messages_accepted)
         yield counter("isthmus_messages_delivered", "Messages delivered here.", statistics.messages_delivered)
         yield counter("isthmus_messages_resent", "Messages sent again.", statistics.messages_resent)
+        if self.access is not None:
+            denied = self.access.statistics().denied
+            yield counters("isthmus_access_denied", "What clients were not let do.", "action", denied)
         yield counters("isthmus_messages_dropped", "Messages dropped.", "reason", statistics.dropped)
         yield counters(
             "isthmus_topic_messages",

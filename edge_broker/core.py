@@ -227,6 +227,7 @@ class EdgeCore:
                 if topic.is_idle and self._topics.get(topic.topic_id) is topic:
                     del self._topics[topic.topic_id]
                     self._settling.pop(topic, None)
+                    self._targets.forget(topic)
                     idle.append(topic)
             yield idle
 
@@ -252,6 +253,9 @@ class EdgeCore:
         now_ns: int,
     ) -> set[Peer]:
         """The topic's routing brokers, and each subscriber's (LAN, edge); returns peers with new data."""
+        touched: set[Peer] = set()
+        if topic.is_turning:
+            self._targets.turn_now(topic, touched, now_ns)
         if topic.primary not in (None, primary):
             self._order.disturb(now_ns)
         topic.primary = primary
@@ -265,7 +269,6 @@ class EdgeCore:
         if was_interested and not topic.interested_remotely:
             for publisher in topic.publishers.values():
                 publisher.retention.forget()
-        touched: set[Peer] = set()
         self._targets.retarget(topic, touched, now_ns)
         return touched
 
@@ -297,35 +300,35 @@ class EdgeCore:
                 self._targets.update_routes(topic)
         return bool(self._settling)
 
-    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> set[Peer]:
-        """The link to a routing broker is up; returns peers with new data."""
-        return set().union(*self.router_up_in_steps(name, outbox, now_ns))
-
-    def router_up_in_steps(self, name: str, outbox: Outbox, now_ns: int) -> Iterator[set[Peer]]:
-        """The same for many topics; yields peers with new data, the most urgent first.
-
-        The caller must go through to the end, and may write in between.
-        """
+    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> None:
+        """The link to a routing broker is up; `turn_some` must be called until no topic is turning."""
         self._order.disturb(now_ns)
-        yield from self._targets.router_up(name, outbox, now_ns)
+        self._targets.router_up(name, outbox)
 
-    def router_down(self, name: str, now_ns: int) -> set[Peer]:
-        """The link to a routing broker is down; returns peers with new data.
+    def router_down(self, name: str, now_ns: int) -> None:
+        """The link to a routing broker is down; `turn_some` must be called until no topic is turning.
 
         What it never acknowledged goes to the next target together with what is retained.
         """
-        return set().union(*self.router_down_in_steps(name, now_ns))
-
-    def router_down_in_steps(self, name: str, now_ns: int) -> Iterator[set[Peer]]:
-        """The same for many topics; yields peers with new data, the most urgent first.
-
-        The caller must go through to the end, and may write in between.
-        """
         router = self._targets.routers_up.get(name)
-        if router is None:
-            return
-        self._order.disturb(now_ns)
-        yield from self._targets.router_down(router, now_ns)
+        if router is not None:
+            self._order.disturb(now_ns)
+            self._targets.router_down(router)
+
+    @property
+    def is_turning(self) -> bool:
+        """Some topics have not turned to their new routing broker yet."""
+        return self._targets.is_turning
+
+    def turn_some(self, now_ns: int) -> set[Peer]:
+        """Let some topics turn to their new routing broker, the most urgent first.
+
+        Returns peers with new data. To be called once per loop turn: messages need not wait for all
+        topics, because one of a topic that is turning has it turned first.
+        """
+        touched: set[Peer] = set()
+        self._targets.turn_some(touched, now_ns)
+        return touched
 
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
@@ -363,6 +366,8 @@ class EdgeCore:
                 continue
             publisher.accepted = sequence
             topic = publisher.topic
+            if topic.is_turning:
+                self._targets.turn_now(topic, touched, now_ns)
             topic.messages += 1
             if topic.interested_remotely:
                 if topic.target is None:
@@ -488,7 +493,7 @@ class EdgeCore:
     def validate(self) -> None:
         """Assert the invariants; tests call this after every step."""
         for topic in self._topics.values():
-            assert topic.target is self._targets.choose(topic)
+            assert topic.is_turning or topic.target is self._targets.choose(topic)
             assert set(topic.deliver.peers) == set(topic.subscribers)
             if not topic.interested_remotely:
                 assert topic.target is None

@@ -72,18 +72,10 @@ class Dispatch:
         if run.came is not None and self._tracer is not None and not route.peers:
             self._tracer.received(run)
         for peer in route.peers:
-            sent = run
-            if peer.outbox.is_overloaded(now_ns):
-                may_shed = None if route.shares is None else route.shares[peer.hop]
-                sifted = peer.shedder.sift(run, may_shed)
-                if sifted is not run:
-                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
-                    self.dropped[reason] += run.messages - (sifted.messages if sifted else 0)
-                    if peer.outbox.trace is not None:
-                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
-                if sifted is None:
-                    continue
-                sent = sifted
+            may_shed = None if route.shares is None else route.shares[peer.hop]
+            sent = peer.shedder.relieve(peer.outbox, run, may_shed, self.dropped, now_ns)
+            if sent is None:
+                continue
             dropped = peer.outbox.append(
                 deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns
             )

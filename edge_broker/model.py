@@ -92,13 +92,24 @@ class Held(NamedTuple):
 class Publisher:
     """A publishing endpoint of a local client."""
 
-    __slots__ = ("accepted", "born_ns", "client", "departed_ns", "publisher_id", "retention", "topic")
+    __slots__ = (
+        "accepted",
+        "born_ns",
+        "client",
+        "departed_ns",
+        "principal",
+        "publisher_id",
+        "retention",
+        "topic",
+    )
 
     def __init__(self, publisher_id: int, topic: "Topic", client: Peer, retention: Retention) -> None:
         self.publisher_id = publisher_id
         self.topic = topic
         self.client: Peer | None = client
         """None once the endpoint is gone; its messages are kept a little longer."""
+        self.principal = ""
+        """Whose it is; empty where nobody asks. Nobody else may go on in its name."""
         self.departed_ns = 0
         self.accepted = 0
         """Highest sequence taken from the client."""
@@ -122,6 +133,7 @@ class Topic:
         "ingress",
         "interested_edges",
         "interested_remotely",
+        "is_turning",
         "kept_messages",
         "known_publishers",
         "messages",
@@ -156,6 +168,8 @@ class Topic:
         self.subscribers_everywhere = 0
         self.known_publishers: frozenset[int] = frozenset()
         self.target: Peer | None = None
+        self.is_turning = False
+        """The target is to be chosen anew before anything else happens to the topic (`Targets`)."""
         self.deliver = NOWHERE
         self.forward = NOWHERE
         self.ingress = NOWHERE

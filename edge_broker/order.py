@@ -111,4 +111,7 @@ class Order:
 
 def _held_until(item: Held, now_ns: int) -> int:
     born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
-    return min(born_ns + item.topic.deadline_ns - _HOLD_MARGIN_NS, now_ns + _HOLD_MOST_NS)
+    deadline_ns = item.topic.deadline_ns
+    # Nobody sends best effort again: what is missing is lost, or only a little late.
+    allowed_ns = deadline_ns // 2 if item.topic.qos.loss_tolerance is None else deadline_ns - _HOLD_MARGIN_NS
+    return min(born_ns + allowed_ns, now_ns + _HOLD_MOST_NS)

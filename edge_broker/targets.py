@@ -4,12 +4,17 @@ The *target* of a topic with interest in another LAN is its primary if that one'
 its backup. When the target changes, for whatever reason, everything retained is sent to the new
 target, in order and before newer messages. What the old target had already delivered arrives twice
 and is dropped at the egress; nothing is lost and nothing overtakes.
+
+An edge may have to turn ten thousand topics at once, and messages must not wait for all of them. So
+topics are *turning* until it is their turn, some at a time (`turn_some`): first those of which the old
+target had messages that it did not acknowledge, then the most urgent. A message of a topic that is
+turning has it turned at once (`turn_now`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from operator import attrgetter
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from librt.strings import read_i64_le
 
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from mypy_extensions import i64
 
 TOPICS_AT_A_TIME: Final = 500
-"""Topics that are looked after before messages are: a millisecond or two of work."""
+"""Topics that are looked after before messages are: a millisecond of work."""
 _SHARED_ROUTES_MAX: Final = 4_096
 """Routes remembered for sharing; forgetting them costs memory, nothing else."""
 
@@ -49,22 +54,54 @@ class Targets:
         self.lan_edges: dict[str, Peer] = {}
         self._routes: dict[object, Route] = {}
         self._unsure: dict[int, Unsure] = {}
+        self._turning: dict[Topic, None] = {}
+        """Topics whose target is to be chosen anew, in the order in which that is done."""
+        self._undelivered: dict[Peer, dict[int, dict[int, bytes]]] = {}
+        """What routing brokers that are gone never acknowledged; until no topic is turning."""
         self.resent = 0
         """Messages sent to another routing broker again."""
         self.changes = 0
         """Topics given another target, each time."""
 
-    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> Iterator[set[Peer]]:
-        """The link to a routing broker is up; yields peers with new data, the most urgent first."""
-        self.routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
-        self._dispatch.trace_link(self.routers_up[name])
-        yield from self._retarget_all(name, now_ns)
+    def router_up(self, name: str, outbox: Outbox) -> None:
+        """The link to a routing broker is up: topics it serves may turn to it."""
+        peer = self.routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
+        self._dispatch.trace_link(peer)
+        others = [topic for topic in self._topics.values() if topic.target is not self.choose(topic)]
+        self._begin_turning(others, key=attrgetter("deadline_ns"))
 
-    def router_down(self, router: Peer, now_ns: int) -> Iterator[set[Peer]]:
-        """The link to a routing broker is down; yields peers with new data, the most urgent first."""
+    def router_down(self, router: Peer) -> None:
+        """The link to a routing broker is down: its topics turn away from it."""
         del self.routers_up[router.bare_name]
-        undelivered = _by_publisher(router.outbox.withdraw())
-        yield from self._retarget_all(router.bare_name, now_ns, router, undelivered)
+        bodies = router.outbox.withdraw()
+        self._undelivered[router] = _by_publisher(bodies)
+        # What it was sent and has not acknowledged may be lost, and waits already.
+        ids = _topic_ids(bodies)
+        theirs = [topic for topic in self._topics.values() if topic.target is router]
+        self._begin_turning(theirs, key=lambda topic: (topic.topic_id not in ids, topic.deadline_ns))
+
+    @property
+    def is_turning(self) -> bool:
+        """Some topics have not turned to their new target yet."""
+        return bool(self._turning)
+
+    def turn_now(self, topic: Topic, touched: set[Peer], now_ns: int) -> None:
+        """Turn one topic: a message is to go to its new target."""
+        again = Resending()
+        self._turn(topic, again)
+        self._send_again(again, touched, now_ns)
+
+    def turn_some(self, touched: set[Peer], now_ns: int) -> None:
+        """Turn the next few topics."""
+        again = Resending()
+        for topic in list(islice(self._turning, TOPICS_AT_A_TIME)):
+            self._turn(topic, again)
+        self._send_again(again, touched, now_ns)
+
+    def forget(self, topic: Topic) -> None:
+        """This edge has nothing to do with the topic any more."""
+        self._turning.pop(topic, None)
+        self._forget_undelivered()
 
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
@@ -96,33 +133,24 @@ class Targets:
         topic.deliver = self._route(tuple(topic.subscribers), topic)
         self._update_onward(topic)
 
-    def _retarget_all(
-        self,
-        name: str,
-        now_ns: int,
-        gone: Peer | None = None,
-        undelivered: Mapping[int, Mapping[int, bytes]] = MappingProxyType({}),
-    ) -> Iterator[set[Peer]]:
-        """Choose anew the routing brokers of all topics that `name` serves, some topics at a time."""
-        touched: set[Peer] = set()
-        again = Resending()
-        concerned = [topic for topic in self._topics.values() if name in (topic.primary, topic.backup)]
-        concerned.sort(key=attrgetter("deadline_ns"))
-        for number, topic in enumerate(concerned, 1):
-            if gone is not None and topic.target is gone:
-                self._recall(topic, undelivered)
-            if topic.target is not self.choose(topic):
-                self._retarget(topic, again)
-            if number % TOPICS_AT_A_TIME == 0:
-                self._send_again(again, touched, now_ns)
-                yield touched
-        # A topic may have been given to others while its messages were still on their way.
-        for topic in self._topics.values() if gone is not None else ():
-            if topic.target is gone:
-                self._recall(topic, undelivered)
-                self._retarget(topic, again)
-        self._send_again(again, touched, now_ns)
-        yield touched
+    def _begin_turning(self, topics: Iterable[Topic], key: Callable[[Topic], Any]) -> None:
+        for topic in sorted(topics, key=key):
+            topic.is_turning = True
+            self._turning.setdefault(topic)
+        self._forget_undelivered()
+
+    def _turn(self, topic: Topic, again: Resending) -> None:
+        topic.is_turning = False
+        self._turning.pop(topic, None)
+        if topic.target is not None and topic.target in self._undelivered:
+            self._recall(topic, self._undelivered[topic.target])
+        if topic.target is not self.choose(topic):
+            self._retarget(topic, again)
+        self._forget_undelivered()
+
+    def _forget_undelivered(self) -> None:
+        if not self._turning:
+            self._undelivered.clear()
 
     def _recall(self, topic: Topic, undelivered: Mapping[int, Mapping[int, bytes]]) -> None:
         """The target of a topic is gone: what it never acknowledged is unsent again."""
@@ -175,6 +203,19 @@ class Targets:
         if topic.floor_ns:
             route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         return route
+
+
+def _topic_ids(bodies: Iterable[bytes]) -> set[int]:
+    """The topics of the messages of data frames."""
+    found: set[int] = set()
+    for body in bodies:
+        end: i64 = BATCH_HEADER_BYTES
+        while end < len(body):
+            topic_id: i64 = read_i64_le(body, end)
+            length: i64 = read_i64_le(body, end + LENGTH_WORD_OFFSET) >> 32
+            found.add(topic_id & U32)
+            end += MESSAGE_HEADER_BYTES + (length & U32)
+    return found
 
 
 def _by_publisher(bodies: Iterable[bytes]) -> dict[int, dict[int, bytes]]:

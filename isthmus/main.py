@@ -17,6 +17,8 @@ _COMMANDS: Final = {
     "sub": ("messages", "subscribe", "Print messages of topics."),
     "status": ("status", "status", "Show leader, brokers, links and what is wrong."),
     "topics": ("topics", "topics", "List topics, who serves them and who uses them."),
+    "token": ("token", "token", "Make, list and revoke tokens of clients."),
+    "certs": ("certs", "certs", "Make certificates for encrypted links."),
     "doctor": ("doctor", "doctor", "Check whether this machine can run Isthmus."),
     "report": ("report", "report", "Report from traces where the latency went."),
     "watch": ("watch", "watch", "Watch latency and deadline misses from traces, live."),

@@ -78,6 +78,8 @@ class Hello:
     """Data frames received from the receiver so far: it goes on after these."""
     drift_ppm: int = DRIFT_PPM
     """Most that the sender's clock drifts against real time."""
+    token: str = field(default="", repr=False)
+    """Of a client without a certificate: what proves who it is."""
     protocol: int = PROTOCOL_VERSION
 
 

@@ -26,6 +26,7 @@ from coordinator import (
     EndpointKind,
     FlagRecord,
     MakeClient,
+    Partners,
     Registration,
     RouterRecord,
     Session,
@@ -88,6 +89,7 @@ class RoutingBroker:
             make_client=zookeeper,
         )
         self.coordinator = Coordinator(self.session, host=self._host)
+        self._tls = config.tls(Role.ROUTER)
         self.hub: Hub
         self.locator = ""
         self.http = ""
@@ -106,6 +108,7 @@ class RoutingBroker:
         self._admission = AdmissionWatch(config.delays)
         self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
+        self._partners = Partners(self.id)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
         self._routers: Mapping[str, RouterRecord] = {}
@@ -133,6 +136,8 @@ class RoutingBroker:
             self,
             pace=config.pace,
             clock=self._host.clock,
+            connections_per_address=config.connections_per_address,
+            tls=self._tls,
         )
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
@@ -292,14 +297,18 @@ class RoutingBroker:
     # Coordination
 
     def _on_assignments(self, topics: frozenset[str]) -> None:
+        given, taken = topics - self._assigned, self._assigned - topics
         self._assigned = topics
-        for name in topics:
+        for name in given:
             handle = self._leaving.pop(name, None)
             if handle is not None:
                 handle.cancel()
             if name not in self._topic_watches:
                 self._topic_watches[name] = self.coordinator.watch_topic(name, self._on_topic)
-        for name in self._topic_watches.keys() - topics - self._leaving.keys():
+            elif (view := self._views.get(name)) is not None:
+                self._partners.set_topic(name, view.record.primary, view.record.backup)
+        for name in taken:
+            self._partners.forget_topic(name)
             self._leaving[name] = self.hub.loop.call_later(_TOPIC_LINGER_S, self._leave_topic, name)
 
     def _leave_topic(self, name: str) -> None:
@@ -326,6 +335,8 @@ class RoutingBroker:
             self.hub.clock(),
         )
         self._set_topic(name)
+        if name in self._assigned:
+            self._partners.set_topic(name, view.record.primary, view.record.backup)
         self._dial_partners({view.record.primary, view.record.backup} - {None, self.id})
 
     def _set_topic(self, name: str) -> None:
@@ -361,7 +372,7 @@ class RoutingBroker:
     def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
-        self._dial_partners(self._partners())
+        self._dial_partners(self._partners.names)
         for name in appeared & self._dialers.keys():
             self._dialers[name].hurry()
 
@@ -378,15 +389,6 @@ class RoutingBroker:
             else:
                 dialer.locator = Locator.parse(record.locator)
 
-    def _partners(self) -> set[str]:
-        return {
-            name
-            for topic in self._assigned
-            if (view := self._views.get(topic)) is not None
-            for name in (view.record.primary, view.record.backup)
-            if name is not None and name != self.id
-        }
-
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
         self.core.expire(now_ns)
@@ -396,7 +398,7 @@ class RoutingBroker:
                 self._set_topic(topic)
             if number % _TOPICS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        for name in self._dialers.keys() - self._partners() - self._routers.keys():
+        for name in self._dialers.keys() - self._partners.names - self._routers.keys():
             await self._dialers.pop(name).stop()
             self._links.pop(f"{Role.ROUTER}:{name}", None)
         for edge in list(self.core.peers):
@@ -446,7 +448,7 @@ class RoutingBroker:
             before = admitted
             if abs(rate - reported) > 0.1 * max(reported, 1.0):
                 reported = rate
-                await self._tell_leader(messages_per_s=round(rate, 1), topics=len(self._primary_topics()))
+                await self._tell_leader(messages_per_s=round(rate, 1), topics=self._partners.primaries)
 
     async def _tell_leader(self, **changes: Any) -> None:
         """Update our entry in ZooKeeper; while it cannot be reached, the leader learns it later."""

@@ -44,6 +44,14 @@ class MeasuredLink(NamedTuple):
     """How much longer than nearby a peer that falls silent goes unnoticed."""
 
 
+class Principal(NamedTuple):
+    """Who a client has proven to be; nobody where nobody asks."""
+
+    name: str = ""
+    token: str = ""
+    """Id of the token it was let in with; empty for a certificate."""
+
+
 class Link:
     """A peer, its outbox, and the count of what it has sent us.
 
@@ -63,6 +71,8 @@ class Link:
         self.bytes_received = 0
         self.connects = 0
         self.connection: Connection | None = None
+        self.principal: Principal | None = None
+        """Of a peer that has introduced itself: who it has proven to be."""
         self.holds_data = False
         """Data waits although the link is up: the peer must be told something first."""
         self._again: list[bytes] = []

@@ -41,6 +41,10 @@ def broker_options(command: Command) -> Command:
             click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
             click.option("--log-style", type=click.Choice(["text", "json"])),
             click.option(
+                "--certificates", metavar="FOLDER", help="Encrypt all links with the certificates in here."
+            ),
+            click.option("--connections-per-address", type=int, help="Most connections from one address."),
+            click.option(
                 "--insecure", is_flag=True, default=None, help="Listen beyond loopback without TLS."
             ),
             click.option(
