@@ -8,6 +8,8 @@ is undone, `topology.drills.targets` who is meant, `topology.drills.engine` play
 from dataclasses import dataclass
 from enum import StrEnum
 
+from topology.settling import STABLE_S
+
 
 class Action(StrEnum):
     """What happens to somebody."""
@@ -91,6 +93,8 @@ class Drill:
     faults: tuple[Fault, ...]
     seconds: float = 8.0
     """How long messages flow, at least."""
+    settled_s: float = STABLE_S
+    """Before each fault the assignment must have been the same for so long."""
     flows: bool = False
     """Messages keep flowing through the fault: no stream may fall silent."""
 
