@@ -32,7 +32,7 @@ from coordinator import (
     Session,
     TopicView,
     Watch,
-    ZooKeeperClient,
+    client_of,
     policy_by_name,
 )
 from overlay.errors import CloseReason, ProtocolError
@@ -74,7 +74,7 @@ class RoutingBroker:
     """One routing broker."""
 
     def __init__(
-        self, config: RouterConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+        self, config: RouterConfig, host: Host | None = None, zookeeper: MakeClient | None = None
     ) -> None:
         self._host = host or Host()
         self.config = config
@@ -86,7 +86,7 @@ class RoutingBroker:
             config.chroot,
             session_timeout_s=config.session_timeout_s,
             clock=self._host.clock,
-            make_client=zookeeper,
+            make_client=zookeeper or client_of(config, Role.ROUTER),
         )
         self.coordinator = Coordinator(self.session, host=self._host)
         self._tls = config.tls(Role.ROUTER)
@@ -141,7 +141,7 @@ class RoutingBroker:
         )
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
-        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
         self._registration = await self.coordinator.register_router(
             RouterRecord(
                 id=self.id,

@@ -253,7 +253,11 @@ class _Play:
         """Wait until the overlay is whole but for those who are hit right now."""
         if stable_s is None:
             stable_s = self.plan.drill.settled_s
-        hit = [happening.target for happening in self.happened if happening.healed_ns is None]
+        hit = [
+            happening.target
+            for happening in self.happened
+            if happening.healed_ns is None and happening.fault.action is not Action.ADD
+        ]
         return await wait_settled(
             self.driver, self.observer, when, avoid=hit, stable_s=stable_s, timeout_s=RECOVERY_S
         )
