@@ -29,17 +29,20 @@ from coordinator import (
 )
 from edge_broker.core import EdgeCore
 from edge_broker.declarations import Declarations
+from edge_broker.direct import DECIDE_S, DirectPaths
 from edge_broker.model import Peer
 from overlay.discovery import Announcement
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
-from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, Welcome
+from overlay.messages import ControlMessage, Declare, Hello, Measured, Role, Undeclare, Welcome
+from overlay.paths import Policy
+from overlay.quality import DelayHistogram
 from runtime.access import Access
 from runtime.config import EdgeConfig, listen_address
 from runtime.discovery import Announcer, multicast_interface
 from runtime.host import Host
-from runtime.hub import Dialer, Hub, Identity
+from runtime.hub import ChooseLocator, Dialer, Hub, Identity
 from runtime.link import Link, MeasuredLink, Principal
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
 from runtime.process import Background, every, wait_until
@@ -101,7 +104,9 @@ class EdgeBroker:
         self._links: dict[str, Link] = {}
         self._dialers: dict[str, Dialer] = {}
         self._routers: Mapping[str, RouterRecord] = {}
-        self._edges: Mapping[str, EdgeRecord] = {}
+        self.edges: Mapping[str, EdgeRecord] = {}
+        """All edge brokers there are."""
+        self.direct = DirectPaths(self, Policy(config.paths), config.in_time)
         self.partners = Partners()
         """The routing brokers of our topics."""
         self._unneeded_since_ns: dict[str, int] = {}
@@ -146,6 +151,7 @@ class EdgeBroker:
             self.coordinator.watch_edges(self._on_edges),
         ]
         self.background.spawn(every(1.0, self._housekeeping), "housekeeping")
+        self.background.spawn(every(DECIDE_S, self.direct.decide_regularly), "choose paths")
         if self._recorder is not None:
             self.background.spawn(self._recorder.flush_regularly(), "flush traces")
         if config.discovery:
@@ -163,7 +169,7 @@ class EdgeBroker:
                 link.connection.close(
                     CloseReason.DRAINING, "this edge broker is shutting down: use another one"
                 )
-        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
+        brokers = self.broker_links()
         await wait_until(
             lambda: all(link.outbox.is_idle for link in brokers if link.is_up), self.config.drain_timeout_s
         )
@@ -212,14 +218,14 @@ class EdgeBroker:
         """A client or another edge of the LAN connects."""
         if hello.role is Role.CLIENT:
             link = self._client_link(hello)
-        elif hello.role is Role.EDGE and hello.lan == self.lan:
-            link = self._broker_link(hello.node, Role.EDGE)
+        elif hello.role is Role.EDGE and hello.lan:
+            link = self.broker_link(hello.node, Role.EDGE, hello.lan)
         else:
             raise ProtocolError(
                 CloseReason.UNEXPECTED_FRAME,
                 f"a {hello.role} of LAN {hello.lan or 'none'} connects to an edge of LAN {self.lan}",
             )
-        others = [edge for edge in self._edges.values() if edge.lan == self.lan and edge.id != self.id]
+        others = [edge for edge in self.edges.values() if edge.lan == self.lan and edge.id != self.id]
         return link, Welcome(
             Role.EDGE,
             self.id,
@@ -246,6 +252,8 @@ class EdgeBroker:
             self._turn_topics()
         elif link.role is Role.CLIENT:
             self.declarations.client_is_back(link)
+        elif link.lan != self.lan:
+            self.direct.link_up(link)
 
     def on_link_down(self, link: Link, reason: CloseReason, detail: str) -> None:
         """Redirect at once if a routing broker is gone; give a client time to come back."""
@@ -260,6 +268,8 @@ class EdgeBroker:
         elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
             for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED}
             self.declarations.client_is_away(link, for_good=for_good)
+        elif link.role is Role.EDGE and link.lan != self.lan:
+            self.direct.link_down(link, f"{reason}: {detail}")
 
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from a client or a broker."""
@@ -269,6 +279,7 @@ class EdgeBroker:
             )
             link.messages_received += count
             self._hold_back(link, touched)
+            self.direct.watch_reserves()
         else:
             router, edge = (link.peer, "") if link.role is Role.ROUTER else ("", link.peer)
             shift_ns = link.clock.shift_at(now_ns)
@@ -305,6 +316,8 @@ class EdgeBroker:
             self.declarations.declare(link, message)
         elif link.role is Role.CLIENT and isinstance(message, Undeclare):
             self.declarations.undeclare(link, message.endpoint)
+        elif link.role is Role.EDGE and isinstance(message, Measured):
+            self.direct.on_measured(link, message)
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} from a {link.role}")
 
@@ -362,9 +375,21 @@ class EdgeBroker:
         self._links[link.key] = link
         return link
 
-    def _broker_link(self, name: str, role: Role) -> Link:
-        link = Link(name, role, self.lan if role is Role.EDGE else "")
-        return self._links.setdefault(link.key, link)
+    def broker_link(self, name: str, role: Role, lan: str = "") -> Link:
+        """The link to another broker, made if there is none."""
+        link = Link(name, role, lan)
+        link.delays = DelayHistogram()
+        known = self._links.setdefault(link.key, link)
+        known.lan = lan
+        return known
+
+    def find_link(self, name: str, role: Role) -> Link | None:
+        """The link to another broker, if there is one."""
+        return self._links.get(f"{role}:{name}")
+
+    def broker_links(self) -> list[Link]:
+        """All links to other brokers."""
+        return [link for link in self._links.values() if link.role is not Role.CLIENT]
 
     def _hold_back(self, link: Link, touched: Iterable[Peer]) -> None:
         """A publisher faster than its routing broker waits; nobody else does."""
@@ -400,20 +425,26 @@ class EdgeBroker:
 
     def _on_edges(self, edges: Mapping[str, EdgeRecord]) -> None:
         """Link up with the other edges of this LAN; the one with the lower name dials."""
-        self._edges = edges
+        self.edges = edges
         neighbours = {edge.id: edge for edge in edges.values() if edge.lan == self.lan and edge.id != self.id}
         for name, record in neighbours.items():
-            link = self._broker_link(name, Role.EDGE)
+            link = self.broker_link(name, Role.EDGE, self.lan)
             if self.id < name:
                 self._dial(link, record.locator, proxy=None)
-        self.core.set_lan_edges({name: self._broker_link(name, Role.EDGE).outbox for name in neighbours})
+        outboxes = {name: self.broker_link(name, Role.EDGE, self.lan).outbox for name in neighbours}
+        self.core.set_lan_edges(outboxes)
 
     def dial_routers(self, names: Iterable[str | None]) -> None:
         """Keep links to these routing brokers, those that are alive."""
         for name in names:
             record = self._routers.get(name) if name is not None else None
             if record is not None:
-                self._dial(self._broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
+                self._dial(self.broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
+
+    def dial_direct(self, link: Link, locate: ChooseLocator, back_off_most_s: float) -> None:
+        """Keep a link to an edge of another LAN, if it can be opened."""
+        if link.key not in self._dialers:
+            self._dialers[link.key] = self.hub.dial(link, locate, self._proxy, back_off_most_s)
 
     def _dial(self, link: Link, locator: str, proxy: Locator | None) -> None:
         address = Locator.parse(locator)
@@ -434,7 +465,8 @@ class EdgeBroker:
                 self.declarations.forget_topic(topic)
             await asyncio.sleep(0)
         wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
-        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
+        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self.edges.values() if edge.lan == self.lan}
+        wanted |= {f"{Role.EDGE}:{edge}" for edge in self.direct.needed()}
         for key in list(self._dialers):
             if key in wanted:
                 self._unneeded_since_ns.pop(key, None)
@@ -470,10 +502,11 @@ class EdgeBroker:
             "draining": self._draining,
             "ready": not self.missing(),
             "core": self.core.statistics(),
+            "paths": self.direct.statistics(),
             "session": self.session.statistics(),
             "access": self.access.statistics() if self.access is not None else None,
             "tracing": self._recorder.statistics() if self._recorder is not None else None,
-            "links": [link.statistics() for link in self._links.values() if link.role is not Role.CLIENT],
+            "links": [link.statistics() for link in self.broker_links()],
             "clients": [link.statistics() for link in self._links.values() if link.role is Role.CLIENT],
         }
 
@@ -499,5 +532,10 @@ class EdgeBroker:
             "topic",
             {topic.topic: topic.delivered for topic in statistics.topics},
         )
-        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
-        yield from hub_metrics(self.hub, [link.statistics() for link in brokers])
+        yield counter(
+            "isthmus_messages_from_reserve",
+            "Messages sent on a second path for want of an acknowledgement in time.",
+            statistics.messages_from_reserve,
+        )
+        yield counters("isthmus_path_bytes", "Bytes sent by path.", "path", self.direct.statistics()["bytes"])
+        yield from hub_metrics(self.hub, [link.statistics() for link in self.broker_links()])

@@ -38,6 +38,7 @@ from overlay.limits import (
 from overlay.locator import Locator
 from overlay.messages import Role
 from overlay.names import check_name
+from overlay.paths import IN_TIME_WANTED, Policy
 from runtime.errors import ConfigurationError
 from runtime.hub import Pace
 from runtime.tls import Tls
@@ -180,6 +181,11 @@ class EdgeConfig(BrokerConfig):
     """File with the tokens of clients that have no certificate; `isthmus token` keeps it."""
     proxy: str = ""
     """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
+    paths: str = Policy.SINGLE
+    """Ways that messages with a deadline take to other LANs, unless their topic says: single (by routing
+    broker), both (also straight to the other edge) or adaptive."""
+    in_time: float = IN_TIME_WANTED
+    """Share of messages that should keep their deadline; the adaptive choice of paths goes by it."""
     retain_more: bool = False
     """Keep one message more of topics where that spares replication (FRAME+)."""
     discovery: bool = True
@@ -189,6 +195,10 @@ class EdgeConfig(BrokerConfig):
     def check(self) -> None:
         """Raise ConfigurationError for settings that contradict each other or the limits."""
         BrokerConfig.check(self)
+        if self.paths not in set(Policy):
+            raise ConfigurationError(f"paths is {self.paths!r}: use one of {', '.join(Policy)}")
+        if not 0.5 <= self.in_time < 1:
+            raise ConfigurationError(f"in_time is {self.in_time:g}: give a share from 0.5 to below 1")
         if self.certificates and not self.access:
             raise ConfigurationError(
                 "certificates are given and access is not: name a file with the rules of "

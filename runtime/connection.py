@@ -390,6 +390,8 @@ class Connection(asyncio.Protocol):
         liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
+            if link.delays is not None:
+                link.delays.add(liveness.round_trip_ns // 2)
         if first:
             # Echo it at once, so that the peer need not wait an interval to know our clock.
             self._send_heartbeat(now_ns)

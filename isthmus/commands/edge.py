@@ -8,6 +8,7 @@ import click
 from edge_broker import EdgeBroker
 from isthmus.commands.brokers import broker_options, configure, say_started
 from isthmus.errors import explain_errors, run_async
+from overlay.paths import Policy
 from runtime.config import EdgeConfig
 from runtime.process import serve
 
@@ -24,6 +25,12 @@ from runtime.process import serve
     default=None,
     help="Keep one message more of topics where that spares replication.",
 )
+@click.option(
+    "--paths",
+    type=click.Choice([policy.value for policy in Policy]),
+    help="Ways of messages with a deadline to other LANs.  [default: single]",
+)
+@click.option("--in-time", type=float, help="Share of them that should be in time.  [default: 0.999]")
 @click.option("--discovery/--no-discovery", default=None, help="Announce this edge by multicast.")
 @click.option("--discovery-group", metavar="ADDRESS", help="Multicast group of this LAN.")
 @click.option("--discovery-port", type=int)
