@@ -94,6 +94,7 @@ class RoutingBroker:
         self.hub: Hub
         self.locator = ""
         self.http = ""
+        self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._background = Background()
         self._links: dict[str, Link] = {}
@@ -385,7 +386,7 @@ class RoutingBroker:
             dialer = self._dialers.get(record.id)
             if dialer is None:
                 link = self._router_link(record.id)
-                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator))
+                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator), self._proxy)
             else:
                 dialer.locator = Locator.parse(record.locator)
 
