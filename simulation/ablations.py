@@ -5,14 +5,15 @@ here, for the length of a run, by replacing the one method that makes it. Nothin
 of this, and no setting of a broker can switch a safeguard off.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from coordinator.election import Mandate
 from coordinator.operations import Operation, OperationResult
 from coordinator.session import Session
+from overlay.bounds import UNBOUNDED
 from overlay.history import History, Verdict
 from overlay.retention import Retention
 from routing_broker.core import RouterCore
@@ -55,9 +56,9 @@ def _replicate_nothing(self: RouterCore, copy: object, touched: object, now_ns: 
     """Backups get no copies."""
 
 
-def _lease_for_ever(self: Session, now_ns: int) -> bool:
+def _lease_for_ever(self: Session) -> int | None:
     """Who has had a session believes to have it still."""
-    return self._session_id != 0
+    return None if self._lease_sent_ns is None else UNBOUNDED
 
 
 def _take_no_prunes(self: RouterCore) -> dict[str, list[tuple[int, int]]]:
@@ -66,12 +67,12 @@ def _take_no_prunes(self: RouterCore) -> dict[str, list[tuple[int, int]]]:
     return {}
 
 
-_REPLACED: Final[dict[Ablation, tuple[type, str, Callable[..., Any]]]] = {
+_REPLACED: Final[dict[Ablation, tuple[type, str, object]]] = {
     Ablation.FENCING: (Mandate, "commit", _commit_unfenced),
     Ablation.DEDUPE: (History, "judge", _judge_new),
     Ablation.RESEND: (Retention, "resend", _resend_unsent),
     Ablation.REPLICATION: (RouterCore, "_replicate", _replicate_nothing),
-    Ablation.LEASE: (Session, "lease_valid", _lease_for_ever),
+    Ablation.LEASE: (Session, "lease_until_ns", property(_lease_for_ever)),
     Ablation.PRUNING: (RouterCore, "take_prunes", _take_no_prunes),
 }
 

@@ -1,6 +1,6 @@
 """What must hold, judged by someone who knows the true time and everything that was published."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator import RecordError, TopicRecord
@@ -32,6 +32,8 @@ class Excuse:
     clients: frozenset[str]
     from_ns: int
     until_ns: int
+    topics: frozenset[str] | None = None
+    """Only those of these topics; all if None."""
 
 
 def check_messages(
@@ -45,7 +47,12 @@ def check_messages(
         found += _check_ages(subscribed)
         for publisher, published in history.published.items():
             if published.topic == subscribed.topic:
-                excused = [item for item in excuses if item.clients & {published.client, subscribed.client}]
+                excused = [
+                    item
+                    for item in excuses
+                    if item.clients & {published.client, subscribed.client}
+                    and (item.topics is None or published.topic in item.topics)
+                ]
                 ends = published.client not in living or subscribed.client not in living
                 found += _check_losses(
                     subscribed, publisher, published, qos[published.topic], excused, ends=ends
@@ -132,6 +139,8 @@ class LeaderChecker:
         self._epoch_path = f"{chroot}/epoch"
         self._topics = f"{chroot}/topics/"
         self._epoch = 0
+        self.on_epoch: list[Callable[[], None]] = []
+        """Called once when an epoch begins."""
         self._writer: dict[int, int] = {}
         """Session that raised each epoch."""
 
@@ -145,6 +154,9 @@ class LeaderChecker:
                 if epoch > self._epoch:
                     self._writer[epoch] = txn.session
                     self._epoch = epoch
+                    waiting, self.on_epoch = self.on_epoch, []
+                    for call in waiting:
+                        call()
             elif isinstance(operation, SetData) and self._is_topic(operation.path):
                 self._assigned(txn, tree, operation)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
-from simulation.checkers import Excuse
+from simulation.checkers import Excuse, LeaderChecker
+from simulation.network import Pipe
 from simulation.nodes import ClientProcess, EdgeProcess
 from simulation.overlay_model import MEMBERS, SimulatedOverlay
 
@@ -29,8 +30,11 @@ Fault = Callable[[], tuple[str, Heal]]
 class Faults:
     """Injects faults into an overlay and takes them back."""
 
-    def __init__(self, overlay: SimulatedOverlay, seed: int) -> None:
+    def __init__(self, overlay: SimulatedOverlay, leaders: LeaderChecker, seed: int) -> None:
         self._overlay = overlay
+        self._leaders = leaders
+        self._least_s = 0.0
+        """How long the fault that is being injected has to last."""
         self._randomness = random.Random(f"faults/{seed}")
         self.injected: list[str] = []
         self.excuses: list[Excuse] = []
@@ -51,6 +55,8 @@ class Faults:
             self._freeze_edge,
             self._kill_edge,
             self._kill_client,
+            self._kill_primary_behind_cut,
+            self._restart_leader_unnoticed,
         )
         self._zookeeper_kinds: tuple[Fault, ...] = (
             self._cut_broker_off_zookeeper,
@@ -102,8 +108,10 @@ class Faults:
     def _inject(
         self, kinds: tuple[Fault, ...], now_ns: int, least_s: float, most_s: float
     ) -> tuple[int, Heal]:
-        until_ns = now_ns + self._duration_ns(least_s, most_s)
+        duration_ns = self._duration_ns(least_s, most_s)
+        self._least_s = 0.0
         what, heal = self._randomness.choice(kinds)()
+        until_ns = now_ns + max(duration_ns, int(self._least_s * SECOND_NS))
         what = f"{now_ns / SECOND_NS:.2f} s: {what}, until {until_ns / SECOND_NS:.2f} s"
         self.injected.append(what)
         self._overlay.network.note(what, "fault")
@@ -150,6 +158,66 @@ class Faults:
         client = self._randomness.choice(self._overlay.clients)
         client.kill(self._randomness)
         return f"kill {client.name}", self._excused([client], client.start)
+
+    def _kill_primary_behind_cut(self) -> tuple[str, Heal]:
+        """A primary dies while it cannot reach an edge: only the copies at its backup are left.
+
+        Topics whose deadline spares them copies are not promised anything then.
+        """
+        overlay, randomness = self._overlay, self._randomness
+        plan = randomness.choice(overlay.topics)
+        record = overlay.record_of(plan.name)
+        primary = next(router for router in overlay.routers if record and router.name == record.primary)
+        edge = randomness.choice([edge for edge in overlay.edges if edge.lan not in plan.publisher])
+        heal_cut = self._isolate(edge.name, [primary.name])
+        kill_after_s = randomness.uniform(3.0, 5.0)
+        self._least_s = kill_after_s + 0.5
+        timer = overlay.network.kernel.call_later(kill_after_s, primary.kill, randomness)
+        spared = [topic.name for topic in overlay.topics if not overlay.is_replicated(topic)]
+
+        def heal() -> None:
+            timer.cancel()
+            heal_cut()
+            if not primary.is_alive:
+                primary.start()
+
+        what = f"cut {edge.name} from {primary.name} and kill {primary.name} {kill_after_s:.2f} s later"
+        return what, self._excused(overlay.clients, heal, spared)
+
+    def _restart_leader_unnoticed(self) -> tuple[str, Heal]:
+        """What a killed leader had written reaches ZooKeeper when its successor has been elected.
+
+        Routing brokers lose their sessions on the way, so losses are not judged.
+        """
+        overlay, randomness = self._overlay, self._randomness
+        leader = next(router for router in overlay.routers if router.broker and router.broker.is_leader)
+        other = randomness.choice([router for router in overlay.routers if router is not leader])
+        assert other.broker is not None
+        overlay.ensemble.end_session(other.broker.session.session_id)
+        hold_after_s = randomness.uniform(0.0, 0.3)
+        self._least_s = 2.0
+        held: list[Pipe] = []
+
+        def hold() -> None:
+            for name in MEMBERS:
+                for transport in overlay.network.connections_between(leader.name, name):
+                    transport.outward.hold()
+                    held.append(transport.outward)
+
+        def restart() -> None:
+            leader.kill()
+            leader.start()
+            self._leaders.on_epoch.append(release)
+
+        def release() -> None:
+            for pipe in held:
+                pipe.release()
+            held.clear()
+
+        overlay.network.kernel.call_later(hold_after_s, hold)
+        overlay.network.kernel.call_later(hold_after_s + randomness.uniform(0.05, 0.2), restart)
+        what = f"expire {other.name}, restart {leader.name} and delay what it wrote"
+        return what, self._excused(overlay.clients, release)
 
     def _cut_edge(self) -> tuple[str, Heal]:
         edge, router = self._edge_and_router()
@@ -291,16 +359,17 @@ class Faults:
 
         return heal
 
-    def _excused(self, clients: list[ClientProcess], heal: Heal) -> Heal:
+    def _excused(self, clients: list[ClientProcess], heal: Heal, topics: list[str] | None = None) -> Heal:
         """Losses of these clients around this fault are not promised not to be."""
         world = self._overlay.world
         from_ns = world.now_ns - _BEFORE_NS
         names = frozenset(client.name for client in clients)
         index = len(self.excuses)
-        self.excuses.append(Excuse(names, from_ns, 2**63))
+        only = None if topics is None else frozenset(topics)
+        self.excuses.append(Excuse(names, from_ns, 2**63, only))
 
         def over() -> None:
-            self.excuses[index] = Excuse(names, from_ns, world.now_ns + _AFTERMATH_NS)
+            self.excuses[index] = Excuse(names, from_ns, world.now_ns + _AFTERMATH_NS, only)
             heal()
 
         return over

@@ -62,11 +62,14 @@ class Machine:
         self.transports: dict[Transport, None] = {}
         self.next_port = _FIRST_PORT
 
-    def kill_connections(self, randomness: random.Random) -> None:
-        """The process has been killed: its kernel ends its connections, with or without what they hold."""
+    def kill_connections(self, randomness: random.Random | None) -> None:
+        """The process has been killed: its kernel ends its connections.
+
+        What they hold is lost or not, as chance has it; without chance it is not.
+        """
         self.listeners.clear()
         for transport in list(self.transports):
-            transport.die(drop_in_flight=randomness.random() < 0.5)
+            transport.die(drop_in_flight=randomness is not None and randomness.random() < 0.5)
 
     def lose_connections(self) -> None:
         """The machine has lost power: nobody hears of it."""
@@ -250,6 +253,7 @@ class Pipe:
         self._last_arrival_ns = 0
         self._arrivals: deque[int] = deque()
         self._acknowledged_ns = 0
+        self._held = False
         self._cut_ns: int | None = None
         """Nothing arrives after this: the sender has died."""
 
@@ -263,7 +267,7 @@ class Pipe:
 
     def end(self) -> None:
         """Nothing follows what has been handed over."""
-        if self.path.is_blocked or self._stalled:
+        if self.path.is_blocked or self._stalled or self._held:
             self._stalled.append(None)
         else:
             self._schedule(None)
@@ -278,8 +282,13 @@ class Pipe:
         self._stalled.clear()
         self._cut_ns = self.sender.network.world.now_ns
 
+    def hold(self) -> None:
+        """Keep back what is written from now on, however open the path is, until `release`."""
+        self._held = True
+
     def release(self) -> None:
         """The path is open again."""
+        self._held = False
         if self._stalled:
             pause_ns = int(self._randomness.random() * _RETRANSMISSION_NS)
             self._last_arrival_ns = max(self._last_arrival_ns, self.sender.network.world.now_ns + pause_ns)
@@ -316,7 +325,7 @@ class Pipe:
 
     def _transmit(self, data: bytes) -> None:
         self.outstanding_bytes += len(data)
-        if self.path.is_blocked or self._stalled:
+        if self.path.is_blocked or self._stalled or self._held:
             self._stalled.append(data)
         else:
             self._schedule(data)

@@ -75,8 +75,8 @@ class Process(ABC):
         host = Host(loop.clock_ns, random.Random(f"{self._seed}/{self.name}/{self.starts}"))
         self.world.soon(Step(loop, self._begin, (loop, host), None))
 
-    def kill(self, randomness: random.Random) -> None:
-        """SIGKILL."""
+    def kill(self, randomness: random.Random | None = None) -> None:
+        """SIGKILL; without randomness, everything that was written still arrives."""
         self._end()
         self.machine.kill_connections(randomness)
 

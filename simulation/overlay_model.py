@@ -204,6 +204,15 @@ class SimulatedOverlay:
         node = self.ensemble.tree.nodes.get(f"{CHROOT}/topics/{topic}")
         return None if node is None else TopicRecord.from_json(node.data)
 
+    def is_replicated(self, plan: TopicPlan) -> bool:
+        """Copies of all messages of a topic go to its backup."""
+        record = self.record_of(plan.name)
+        for router in self.routers:
+            if record is not None and router.broker is not None and router.name == record.primary:
+                topic = router.broker.core.topics.get(record.id)
+                return topic is not None and topic.replicates
+        return False
+
     def what_is_wrong(self) -> str:
         """Why messages cannot flow and survive a fault right now; empty if they can."""
         for process in self.processes:

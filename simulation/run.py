@@ -14,6 +14,9 @@ from simulation.checkers import LeaderChecker, Violation, check_copies, check_me
 from simulation.faults import Faults
 from simulation.nodes import seconds
 from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, close
+from simulation.world import LivelockError
+
+_logger = logging.getLogger(__name__)
 
 _LOOK_NS: Final = 250 * MILLISECOND_NS
 """How often invariants are asserted and faults decided."""
@@ -37,11 +40,15 @@ class Outcome:
     published: int
     delivered: int
     steps: int
+    crash: str = ""
+    """Why the run could not be judged, if it could not."""
 
     @property
     def verdict(self) -> str:
-        """`held` or `broken`."""
-        return "broken" if self.violations else "held"
+        """`held`, `broken` or `unknown`."""
+        if self.violations:
+            return "broken"
+        return "unknown" if self.crash else "held"
 
     def to_record(self) -> dict[str, object]:
         """For JSON."""
@@ -51,6 +58,7 @@ class Outcome:
             "simulated_s": round(self.simulated_s, 3),
             "wall_s": round(self.wall_s, 3),
             "trace_hash": self.trace_hash,
+            "crash": self.crash,
             "violations": [str(item) for item in self.violations],
             "faults": list(self.faults),
             "published": self.published,
@@ -92,8 +100,8 @@ class _Run:
         self._seed = seed
         self._overlay = SimulatedOverlay(seed)
         self._overlay.network.log = log
-        self._faults = Faults(self._overlay, seed)
         self._leaders = LeaderChecker(CHROOT)
+        self._faults = Faults(self._overlay, self._leaders, seed)
         self._overlay.ensemble.on_commit.append(self._leaders.committed)
         self._violations: list[Violation] = []
 
@@ -104,8 +112,14 @@ class _Run:
         loggers = [logging.getLogger(name) for name in ("isthmus", "coordinator")]
         for logger in loggers:
             logger.addHandler(errors)
+        crash = ""
         try:
             self._go_through()
+        except LivelockError as error:
+            self._violations.append(Violation("livelock", str(error)))
+        except Exception as error:
+            _logger.exception("seed %d cannot be judged", self._seed)
+            crash = repr(error)
         finally:
             for logger in loggers:
                 logger.removeHandler(errors)
@@ -122,6 +136,7 @@ class _Run:
             sum(len(item.born_ns) for item in overlay.history.published.values()),
             sum(len(item.messages) for item in overlay.history.subscribed),
             overlay.world.steps,
+            crash,
         )
 
     def _go_through(self) -> None:
