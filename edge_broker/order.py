@@ -2,7 +2,9 @@
 
 When routing brokers change, some messages come twice and some overtake. For a while after such a
 *disturbance* a message whose predecessor is missing is held back, as long as its own deadline
-allows; at other times a gap is a loss and nothing waits for it.
+allows; at other times a gap is a loss and nothing waits for it. Deadlines are soft and the loss
+tolerance is not: if letting go would lose more in a row than the topic tolerates, a message waits
+beyond its deadline, as long as a failover may take.
 """
 
 from typing import Final
@@ -16,7 +18,7 @@ from overlay.limits import MILLISECOND_NS, SECOND_NS
 _DISTURBED_FOR_NS: Final = 1 * SECOND_NS
 """How long after a change of routing brokers messages may come out of order."""
 _HOLD_MOST_NS: Final = 200 * MILLISECOND_NS
-"""Longest a message waits for its predecessor, however much time its topic allows."""
+"""Longest a message waits for its predecessor, whatever its topic allows: some failover times."""
 _HOLD_MARGIN_NS: Final = 5 * MILLISECOND_NS
 """A held message is let go this long before its deadline."""
 
@@ -55,7 +57,8 @@ class Order:
             if held is not None and sequence in held:
                 self._dispatch.drop(DropReason.DUPLICATE, item.data, 0, item.came, now_ns)
                 return
-            until_ns = _held_until(item, now_ns)
+            first = min(*held, sequence) if held else sequence
+            until_ns = _held_until(item, first - history.highest - 1, now_ns)
             if until_ns > now_ns:
                 self.held.setdefault(publisher_id, {})[sequence] = item._replace(until_ns=until_ns)
                 self.held_total += 1
@@ -78,10 +81,11 @@ class Order:
 
     def shorten(self, topic: Topic, now_ns: int) -> None:
         """The topic's deadline has changed: nothing waits longer than it would have, nor than it may."""
-        for held in self.held.values():
+        for publisher_id, held in self.held.items():
             for sequence, item in held.items():
                 if item.topic is topic:
-                    until_ns = min(item.until_ns, _held_until(item, now_ns))
+                    missing = min(held) - topic.histories[publisher_id].highest - 1
+                    until_ns = min(item.until_ns, _held_until(item, missing, now_ns))
                     held[sequence] = item._replace(until_ns=until_ns)
 
     def _deliver_now(
@@ -109,9 +113,14 @@ class Order:
         del self.held[publisher_id]
 
 
-def _held_until(item: Held, now_ns: int) -> int:
-    born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
+def _held_until(item: Held, missing: int, now_ns: int) -> int:
+    """How long a message waits if so many before it are missing."""
+    tolerance = item.topic.qos.loss_tolerance
+    longest_ns = now_ns + _HOLD_MOST_NS
+    if tolerance is not None and missing > tolerance:
+        return longest_ns
     deadline_ns = item.topic.deadline_ns
     # Nobody sends best effort again: what is missing is lost, or only a little late.
-    allowed_ns = deadline_ns // 2 if item.topic.qos.loss_tolerance is None else deadline_ns - _HOLD_MARGIN_NS
-    return min(born_ns + allowed_ns, now_ns + _HOLD_MOST_NS)
+    allowed_ns = deadline_ns // 2 if tolerance is None else deadline_ns - _HOLD_MARGIN_NS
+    born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
+    return min(born_ns + allowed_ns, longest_ns)
