@@ -18,6 +18,7 @@ from coordinator.errors import (
     NodeExistsError,
     NodeTooLargeError,
     NoNodeError,
+    NotAllowedError,
     NotEmptyError,
     RecordError,
     SessionClosedError,
@@ -42,6 +43,7 @@ from coordinator.records import (
     requests_of,
 )
 from coordinator.registration import Registration
+from coordinator.security import ZooKeeperSecurity, client_of
 from coordinator.session import Session, SessionState, SessionStatistics
 from overlay.messages import EndpointKind
 
@@ -71,6 +73,7 @@ __all__ = [
     "NoNodeError",
     "NodeExistsError",
     "NodeTooLargeError",
+    "NotAllowedError",
     "NotEmptyError",
     "Partners",
     "Placement",
@@ -91,8 +94,10 @@ __all__ = [
     "UnknownTopicError",
     "Watch",
     "ZooKeeperClient",
+    "ZooKeeperSecurity",
     "ZooKeeperStartError",
     "check_placements",
+    "client_of",
     "plan",
     "policy_by_name",
     "requests_of",

@@ -25,21 +25,24 @@ from coordinator import (
     RouterRecord,
     Session,
     Watch,
-    ZooKeeperClient,
+    client_of,
 )
 from edge_broker.core import EdgeCore
 from edge_broker.declarations import Declarations
+from edge_broker.direct import DECIDE_S, DirectPaths
 from edge_broker.model import Peer
 from overlay.discovery import Announcement
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
-from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, Welcome
+from overlay.messages import ControlMessage, Declare, Hello, Measured, Role, Undeclare, Welcome
+from overlay.paths import Policy
+from overlay.quality import DelayHistogram
 from runtime.access import Access
 from runtime.config import EdgeConfig, listen_address
 from runtime.discovery import Announcer, multicast_interface
 from runtime.host import Host
-from runtime.hub import Dialer, Hub, Identity
+from runtime.hub import ChooseLocator, Dialer, Hub, Identity
 from runtime.link import Link, MeasuredLink, Principal
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
 from runtime.process import Background, every, wait_until
@@ -52,6 +55,8 @@ _ROUTER_LINGER_NS: Final = 30 * SECOND_NS
 _BACKPRESSURE_CHECK_S: Final = 0.02
 _RELEASE_S: Final = 0.002
 """How often messages that wait for a predecessor are looked at, while there are any."""
+_GATHER_S: Final = 0.1
+"""How long an edge that had no routing broker at all waits for the others once it has one."""
 _SETTLE_S: Final = 0.005
 """How often topics are looked at whose deadline has changed, while old messages may wait."""
 
@@ -60,7 +65,7 @@ class EdgeBroker:
     """One edge broker."""
 
     def __init__(
-        self, config: EdgeConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+        self, config: EdgeConfig, host: Host | None = None, zookeeper: MakeClient | None = None
     ) -> None:
         self._host = host or Host()
         self.config = config
@@ -75,14 +80,14 @@ class EdgeBroker:
             self.incarnation,
             retain_more,
             config.delays,
-            tracer=tracer_of(self._recorder),
+            tracer=tracer_of(self._recorder, config.clock_drift_ppm),
         )
         self.session = Session(
             config.zookeeper,
             config.chroot,
             session_timeout_s=config.session_timeout_s,
             clock=self._host.clock,
-            make_client=zookeeper,
+            make_client=zookeeper or client_of(config, Role.EDGE),
         )
         self.coordinator = Coordinator(self.session, host=self._host)
         self.background = Background()
@@ -101,13 +106,16 @@ class EdgeBroker:
         self._links: dict[str, Link] = {}
         self._dialers: dict[str, Dialer] = {}
         self._routers: Mapping[str, RouterRecord] = {}
-        self._edges: Mapping[str, EdgeRecord] = {}
+        self.edges: Mapping[str, EdgeRecord] = {}
+        """All edge brokers there are."""
+        self.direct = DirectPaths(self, Policy(config.paths), config.in_time)
         self.partners = Partners()
         """The routing brokers of our topics."""
         self._unneeded_since_ns: dict[str, int] = {}
         self._paused: set[Link] = set()
         self._releasing: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
         self._turning: asyncio.Handle | None = None
         self._draining = False
 
@@ -137,7 +145,7 @@ class EdgeBroker:
         host, port = listen_address("listen", config.listen)
         bound = await self.hub.listen(host, port)
         self.locator = config.advertise or str(bound)
-        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
         self._registration = await self.coordinator.register_edge(
             EdgeRecord(self.id, self.locator, self.lan, config.host, self.http)
         )
@@ -146,6 +154,7 @@ class EdgeBroker:
             self.coordinator.watch_edges(self._on_edges),
         ]
         self.background.spawn(every(1.0, self._housekeeping), "housekeeping")
+        self.background.spawn(every(DECIDE_S, self.direct.decide_regularly), "choose paths")
         if self._recorder is not None:
             self.background.spawn(self._recorder.flush_regularly(), "flush traces")
         if config.discovery:
@@ -163,7 +172,7 @@ class EdgeBroker:
                 link.connection.close(
                     CloseReason.DRAINING, "this edge broker is shutting down: use another one"
                 )
-        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
+        brokers = self.broker_links()
         await wait_until(
             lambda: all(link.outbox.is_idle for link in brokers if link.is_up), self.config.drain_timeout_s
         )
@@ -174,7 +183,7 @@ class EdgeBroker:
             self._announcer.close()
         if self._releasing is not None:
             self._releasing.cancel()
-        for waiting in (self._settling, self._turning):
+        for waiting in (self._settling, self._turning, self._gathering):
             if waiting is not None:
                 waiting.cancel()
         await self.background.close()
@@ -212,14 +221,14 @@ class EdgeBroker:
         """A client or another edge of the LAN connects."""
         if hello.role is Role.CLIENT:
             link = self._client_link(hello)
-        elif hello.role is Role.EDGE and hello.lan == self.lan:
-            link = self._broker_link(hello.node, Role.EDGE)
+        elif hello.role is Role.EDGE and hello.lan:
+            link = self.broker_link(hello.node, Role.EDGE, hello.lan)
         else:
             raise ProtocolError(
                 CloseReason.UNEXPECTED_FRAME,
                 f"a {hello.role} of LAN {hello.lan or 'none'} connects to an edge of LAN {self.lan}",
             )
-        others = [edge for edge in self._edges.values() if edge.lan == self.lan and edge.id != self.id]
+        others = [edge for edge in self.edges.values() if edge.lan == self.lan and edge.id != self.id]
         return link, Welcome(
             Role.EDGE,
             self.id,
@@ -242,10 +251,11 @@ class EdgeBroker:
         """Choose targets anew if a routing broker came up."""
         if link.role is Role.ROUTER:
             log.info("routing broker connected", extra={"router": link.peer})
-            self.core.router_up(link.peer, link.outbox, self.hub.clock())
-            self._turn_topics()
+            self._gather_routers(link)
         elif link.role is Role.CLIENT:
             self.declarations.client_is_back(link)
+        elif link.lan != self.lan:
+            self.direct.link_up(link)
 
     def on_link_down(self, link: Link, reason: CloseReason, detail: str) -> None:
         """Redirect at once if a routing broker is gone; give a client time to come back."""
@@ -260,6 +270,8 @@ class EdgeBroker:
         elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
             for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED}
             self.declarations.client_is_away(link, for_good=for_good)
+        elif link.role is Role.EDGE and link.lan != self.lan:
+            self.direct.link_down(link, f"{reason}: {detail}")
 
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from a client or a broker."""
@@ -269,6 +281,7 @@ class EdgeBroker:
             )
             link.messages_received += count
             self._hold_back(link, touched)
+            self.direct.watch_reserves()
         else:
             router, edge = (link.peer, "") if link.role is Role.ROUTER else ("", link.peer)
             shift_ns = link.clock.shift_at(now_ns)
@@ -305,6 +318,8 @@ class EdgeBroker:
             self.declarations.declare(link, message)
         elif link.role is Role.CLIENT and isinstance(message, Undeclare):
             self.declarations.undeclare(link, message.endpoint)
+        elif link.role is Role.EDGE and isinstance(message, Measured):
+            self.direct.on_measured(link, message)
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} from a {link.role}")
 
@@ -353,6 +368,31 @@ class EdgeBroker:
         if self.core.is_turning:
             self._turning = self.hub.loop.call_soon(self._turn_topics)
 
+    def _gather_routers(self, link: Link) -> None:
+        """A routing broker is connected: turn to it, or wait for others if there was none before.
+
+        A backup that is turned to takes the primary for dead and dispatches what it holds for it, ahead
+        of what the primary still has to send. When a LAN is joined to the cloud again, primaries and
+        backups come back within moments of each other, and in any order.
+        """
+        routers = [other for other in self._links.values() if other.role is Role.ROUTER]
+        complete = all(other.is_up for other in routers if other.peer in self._routers)
+        if self._gathering is None and (self.core.routers_up or complete):
+            self.core.router_up(link.peer, link.outbox, self.hub.clock())
+            self._turn_topics()
+        elif self._gathering is None:
+            self._gathering = self.hub.loop.call_later(_GATHER_S, self._routers_gathered)
+        elif complete:
+            self._gathering.cancel()
+            self._routers_gathered()
+
+    def _routers_gathered(self) -> None:
+        self._gathering = None
+        for link in self._links.values():
+            if link.role is Role.ROUTER and link.is_up and link.peer not in self.core.routers_up:
+                self.core.router_up(link.peer, link.outbox, self.hub.clock())
+        self._turn_topics()
+
     def _client_link(self, hello: Hello) -> Link:
         link = Link(hello.node, Role.CLIENT, self.lan)
         known = self._links.get(link.key)
@@ -362,9 +402,21 @@ class EdgeBroker:
         self._links[link.key] = link
         return link
 
-    def _broker_link(self, name: str, role: Role) -> Link:
-        link = Link(name, role, self.lan if role is Role.EDGE else "")
-        return self._links.setdefault(link.key, link)
+    def broker_link(self, name: str, role: Role, lan: str = "") -> Link:
+        """The link to another broker, made if there is none."""
+        link = Link(name, role, lan)
+        link.delays = DelayHistogram()
+        known = self._links.setdefault(link.key, link)
+        known.lan = lan
+        return known
+
+    def find_link(self, name: str, role: Role) -> Link | None:
+        """The link to another broker, if there is one."""
+        return self._links.get(f"{role}:{name}")
+
+    def broker_links(self) -> list[Link]:
+        """All links to other brokers."""
+        return [link for link in self._links.values() if link.role is not Role.CLIENT]
 
     def _hold_back(self, link: Link, touched: Iterable[Peer]) -> None:
         """A publisher faster than its routing broker waits; nobody else does."""
@@ -400,20 +452,26 @@ class EdgeBroker:
 
     def _on_edges(self, edges: Mapping[str, EdgeRecord]) -> None:
         """Link up with the other edges of this LAN; the one with the lower name dials."""
-        self._edges = edges
+        self.edges = edges
         neighbours = {edge.id: edge for edge in edges.values() if edge.lan == self.lan and edge.id != self.id}
         for name, record in neighbours.items():
-            link = self._broker_link(name, Role.EDGE)
+            link = self.broker_link(name, Role.EDGE, self.lan)
             if self.id < name:
                 self._dial(link, record.locator, proxy=None)
-        self.core.set_lan_edges({name: self._broker_link(name, Role.EDGE).outbox for name in neighbours})
+        outboxes = {name: self.broker_link(name, Role.EDGE, self.lan).outbox for name in neighbours}
+        self.core.set_lan_edges(outboxes)
 
     def dial_routers(self, names: Iterable[str | None]) -> None:
         """Keep links to these routing brokers, those that are alive."""
         for name in names:
             record = self._routers.get(name) if name is not None else None
             if record is not None:
-                self._dial(self._broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
+                self._dial(self.broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
+
+    def dial_direct(self, link: Link, locate: ChooseLocator, back_off_most_s: float) -> None:
+        """Keep a link to an edge of another LAN, if it can be opened."""
+        if link.key not in self._dialers:
+            self._dialers[link.key] = self.hub.dial(link, locate, self._proxy, back_off_most_s)
 
     def _dial(self, link: Link, locator: str, proxy: Locator | None) -> None:
         address = Locator.parse(locator)
@@ -434,7 +492,8 @@ class EdgeBroker:
                 self.declarations.forget_topic(topic)
             await asyncio.sleep(0)
         wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
-        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
+        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self.edges.values() if edge.lan == self.lan}
+        wanted |= {f"{Role.EDGE}:{edge}" for edge in self.direct.needed()}
         for key in list(self._dialers):
             if key in wanted:
                 self._unneeded_since_ns.pop(key, None)
@@ -470,10 +529,11 @@ class EdgeBroker:
             "draining": self._draining,
             "ready": not self.missing(),
             "core": self.core.statistics(),
+            "paths": self.direct.statistics(),
             "session": self.session.statistics(),
             "access": self.access.statistics() if self.access is not None else None,
             "tracing": self._recorder.statistics() if self._recorder is not None else None,
-            "links": [link.statistics() for link in self._links.values() if link.role is not Role.CLIENT],
+            "links": [link.statistics() for link in self.broker_links()],
             "clients": [link.statistics() for link in self._links.values() if link.role is Role.CLIENT],
         }
 
@@ -499,5 +559,10 @@ class EdgeBroker:
             "topic",
             {topic.topic: topic.delivered for topic in statistics.topics},
         )
-        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
-        yield from hub_metrics(self.hub, [link.statistics() for link in brokers])
+        yield counter(
+            "isthmus_messages_from_reserve",
+            "Messages sent on a second path for want of an acknowledgement in time.",
+            statistics.messages_from_reserve,
+        )
+        yield counters("isthmus_path_bytes", "Bytes sent by path.", "path", self.direct.statistics()["bytes"])
+        yield from hub_metrics(self.hub, [link.statistics() for link in self.broker_links()])

@@ -8,6 +8,8 @@ local publisher goes to
     other edges of this LAN     that have subscribers
     one routing broker          only if another LAN has subscribers: the primary if its link is up,
                                 else the backup; the *target* of the topic
+    edges of other LANs         instead or as well, if the topic has a deadline and `overlay.paths`
+                                finds that worth it
 
 A topic without interest in another LAN never leaves this one. How the target is chosen, and what
 happens when it changes, is in `edge_broker.targets`.
@@ -56,6 +58,7 @@ from overlay.batch import (
     BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
+    NOTHING_SAMPLED,
     PUBLISHER_OFFSET,
     SEQUENCE_OFFSET,
     U32,
@@ -70,12 +73,14 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import ENDPOINT_ID_MAX, SECOND_NS, UNSENT_MAX_MESSAGES
 from overlay.messages import EndpointKind
 from overlay.outbox import Outbox
+from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
 from overlay.shedding import Hop
 from overlay.trace import Reason
 from overlay.tracer import Tracer
+from overlay.urgency import UNORDERED
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -103,6 +108,7 @@ class EdgeCore:
     ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
         self._tracer = tracer
+        self._sampled_below = NOTHING_SAMPLED if tracer is None else tracer.threshold
         self._unsent_most = unsent_most
         self._edge = edge
         self._retain_more = retain_more
@@ -215,7 +221,8 @@ class EdgeCore:
 
     def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
         """The same for many topics; the caller may do other things in between."""
-        brokers = (*self._targets.routers_up.values(), *self._targets.lan_edges.values())
+        targets = self._targets
+        brokers = (*targets.routers_up.values(), *targets.lan_edges.values(), *targets.directly.values())
         for peer in (*self._clients.values(), *brokers):
             if not peer.outbox.is_overloaded(now_ns):
                 peer.shedder.calm()
@@ -264,6 +271,7 @@ class EdgeCore:
         topic.interested_edges = tuple(
             sorted({edge for lan, edge in subscribers if lan == self._lan and edge != self._edge})
         )
+        topic.remote_edges = tuple(sorted({edge for lan, edge in subscribers if lan != self._lan}))
         was_interested = topic.interested_remotely
         topic.interested_remotely = any(lan != self._lan for lan, _ in subscribers)
         if was_interested and not topic.interested_remotely:
@@ -330,6 +338,30 @@ class EdgeCore:
         self._targets.turn_some(touched, now_ns)
         return touched
 
+    def direct_up(self, name: str, outbox: Outbox) -> None:
+        """An edge of another LAN can be sent to directly. Whether it is, `set_paths` says."""
+        self._targets.direct_up(name, outbox)
+
+    def direct_down(self, name: str, now_ns: int) -> set[Peer]:
+        """It cannot any more; returns peers with new data: what it had not acknowledged goes to routers."""
+        self._order.disturb(now_ns)
+        return self._targets.direct_down(name, now_ns)
+
+    def set_paths(self, topic: Topic, choices: Mapping[str, Choice]) -> None:
+        """How messages of a topic get to edges of other LANs; to those not named by the routing broker."""
+        self._targets.set_paths(topic, choices)
+
+    def send_reserves(self, now_ns: int) -> set[Peer]:
+        """Send what was not acknowledged in time by the routing broker; called every few ms."""
+        touched: set[Peer] = set()
+        self._dispatch.send_reserves(touched, now_ns)
+        return touched
+
+    @property
+    def has_reserves(self) -> bool:
+        """Some messages may have to be sent on another path."""
+        return self._dispatch.has_reserves
+
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
         self._targets.set_lan_edges(outboxes)
@@ -344,10 +376,15 @@ class EdgeCore:
         `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
-        publishers = publishers_of(client.publishers, body, header.messages)
+        sampled = check_messages(body, header.messages, self._sampled_below)
+        publishers = publishers_of(client.publishers, body)
         data = on_our_clock(body, publishers, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
         self._accepted += len(publishers)
-        came = self._admit_traced(data, client, now_ns) if self._tracer is not None else None
+        came: Passage | None = None
+        if sampled is not None and self._tracer is not None:
+            # Stamps are on our clock already.
+            came = self._tracer.admit(sampled, client.bare_name, 0, now_ns, header.sent_ns, clock_shift_ns)
+            self._tracer.remember(data, came)
         touched: set[Peer] = set()
         run_route: Route | None = None
         run_start: i64 = 0
@@ -370,7 +407,7 @@ class EdgeCore:
                 self._targets.turn_now(topic, touched, now_ns)
             topic.messages += 1
             if topic.interested_remotely:
-                if topic.target is None:
+                if topic.target is None and topic.via_routing:
                     if not self._keep_unsent(publisher, topic, data[start:end]):
                         self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
                 elif topic.kept_messages:
@@ -408,12 +445,13 @@ class EdgeCore:
         Returns the number of messages and the clients that got some.
         """
         header = decode_batch_header(body)
-        check_messages(body, header.messages)
+        sampled = check_messages(body, header.messages, self._sampled_below)
         header = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
-        tracer = self._tracer
-        came = (
-            tracer.admit(body, router or edge, header.clock_shift_ns, now_ns) if tracer is not None else None
-        )
+        came: Passage | None = None
+        if sampled is not None and self._tracer is not None:
+            came = self._tracer.admit(
+                sampled, router or edge, header.clock_shift_ns, now_ns, header.sent_ns, clock_shift_ns
+            )
         touched: set[Peer] = set()
         run_route: Route | None = None
         run_start: i64 = 0
@@ -422,6 +460,7 @@ class EdgeCore:
         run_born: i64 = 0
         held = self._order.held
         in_order = self._order.is_calm(now_ns)
+        unordered = bool(header.urgency & UNORDERED)
         end: i64 = BATCH_HEADER_BYTES
         for _ in range(header.messages):
             start = end
@@ -438,14 +477,14 @@ class EdgeCore:
             history = topic.histories.get(publisher_id)
             if history is not None and sequence == history.highest + 1 and publisher_id not in held:
                 history.highest = sequence  # what `judge` would do, for the most frequent case
-            elif not in_order or (router and router != topic.primary):
+            elif not in_order or unordered or (router and router != topic.primary):
                 if run_route is not None:
                     run = cut_run(run_messages, body, run_start, run_end, came)
                     self._dispatch.append(run_route, header, run, touched, now_ns)
                     run_route = None
                 alone = came.of_single(start) if came is not None else None
                 item = Held(topic, header, born_ns, body[start:end], 0, alone)
-                astray = bool(router) and router != topic.primary
+                astray = unordered or (bool(router) and router != topic.primary)
                 self._order.deliver(publisher_id, sequence, item, touched, now_ns, astray)
                 continue
             elif not self._dispatch.is_new(topic, publisher_id, sequence, body, start, came, now_ns):
@@ -486,6 +525,8 @@ class EdgeCore:
             messages_delivered=self._dispatch.delivered,
             messages_resent=self._targets.resent,
             messages_held=self._order.held_total,
+            messages_from_reserve=self._dispatch.from_reserve,
+            path_changes=self._targets.path_changes,
             target_changes=self._targets.changes,
             dropped=dict(self._dispatch.dropped),
         )
@@ -502,20 +543,13 @@ class EdgeCore:
                 publisher.retention.validate()
                 assert publisher.client is None or publisher.client.publishers[publisher_id] is publisher
                 assert topic.target is None or not publisher.retention.unsent
+            assert topic.via_routing or set(topic.direct) == set(topic.remote_edges)
             for history in topic.histories.values():
                 history.validate()
         for client in self._clients.values():
             client.outbox.validate()
 
     # Details
-
-    def _admit_traced(self, data: bytes, client: Peer, now_ns: int) -> Passage | None:
-        """How a client's frame came, if messages of it are traced; stamps are on our clock already."""
-        assert self._tracer is not None
-        came = self._tracer.admit(data, client.bare_name, 0, now_ns)
-        if came is not None:
-            self._tracer.remember(data, came)
-        return came
 
     def _keep_unsent(self, publisher: Publisher, topic: Topic, message: bytes) -> bool:
         """No routing broker can be reached: keep a message if its topic asks for that."""

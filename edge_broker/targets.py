@@ -31,8 +31,10 @@ from overlay.batch import (
 )
 from overlay.messages import Role
 from overlay.outbox import Outbox
+from overlay.paths import Choice
+from overlay.schedule import Unsure
 from overlay.tracer import Tracer
-from overlay.urgency import Unsure
+from overlay.urgency import UNORDERED
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -54,6 +56,10 @@ class Targets:
         self.lan_edges: dict[str, Peer] = {}
         self._routes: dict[object, Route] = {}
         self._unsure: dict[int, Unsure] = {}
+        self.directly: dict[str, Peer] = {}
+        """Edges of other LANs that can be sent to directly."""
+        self.path_changes = 0
+        """Topics whose messages took other paths from then on, each time."""
         self._turning: dict[Topic, None] = {}
         """Topics whose target is to be chosen anew, in the order in which that is done."""
         self._undelivered: dict[Peer, dict[int, dict[int, bytes]]] = {}
@@ -113,6 +119,39 @@ class Targets:
         for topic in self._topics.values():
             self.update_routes(topic)
 
+    def direct_up(self, name: str, outbox: Outbox) -> None:
+        """An edge of another LAN can be sent to directly."""
+        self.directly[name] = Peer(f"{Role.EDGE}:{name}", outbox, is_direct=True)
+        self._dispatch.trace_link(self.directly[name])
+
+    def direct_down(self, name: str, now_ns: int) -> set[Peer]:
+        """It cannot any more: what it has not acknowledged goes to routing brokers, in order."""
+        touched: set[Peer] = set()
+        peer = self.directly.pop(name, None)
+        if peer is None:
+            return touched
+        undelivered = _by_publisher(peer.outbox.withdraw())
+        again = Resending()
+        for topic in self._topics.values():
+            if name not in topic.direct:
+                continue
+            relied_on = not topic.via_routing
+            self.set_paths(topic, topic.choices)
+            if not relied_on:
+                continue
+            self._recall(topic, undelivered)
+            if topic.target is not None and not topic.is_turning:  # else its turn sends everything
+                self._send_all(topic, topic.target, again)
+        self._send_again(again, touched, now_ns)
+        return touched
+
+    def set_paths(self, topic: Topic, choices: Mapping[str, Choice]) -> None:
+        """How a topic's messages get to edges of other LANs."""
+        before = (topic.direct, topic.via_routing)
+        topic.choices = choices
+        self._update_onward(topic)
+        self.path_changes += before != (topic.direct, topic.via_routing)
+
     def choose(self, topic: Topic) -> Peer | None:
         """The routing broker this topic's messages should go to; None if to none."""
         if not topic.interested_remotely:
@@ -169,7 +208,11 @@ class Targets:
         if not changed or target is None:
             return
         self.changes += 1
-        route = topic.forward if len(topic.forward.peers) == 1 else self._route((target,), topic)
+        self._send_all(topic, target, again)
+
+    def _send_all(self, topic: Topic, target: Peer, again: Resending) -> None:
+        """Send a routing broker everything retained."""
+        route = self._route((target,), topic)
         for publisher in topic.publishers.values():
             for message in publisher.retention.resend():
                 again.add(route, message)
@@ -183,15 +226,46 @@ class Targets:
 
     def _update_onward(self, topic: Topic) -> None:
         onward = [self.lan_edges[edge] for edge in topic.interested_edges if edge in self.lan_edges]
-        if topic.target is not None:
+        reserve, reserve_after_ns = self._update_paths(topic)
+        onward += [self.directly[edge] for edge in topic.direct]
+        if topic.target is not None and topic.via_routing:
             onward.append(topic.target)
-        topic.forward = topic.ingress = self._route(tuple(onward), topic)
+        topic.forward = topic.ingress = self._route(tuple(onward), topic, reserve, reserve_after_ns)
         if topic.subscribers:
-            topic.ingress = self._route((*topic.subscribers, *onward), topic)
+            topic.ingress = self._route((*topic.subscribers, *onward), topic, reserve, reserve_after_ns)
 
-    def _route(self, peers: tuple[Peer, ...], topic: Topic) -> Route:
+    def _update_paths(self, topic: Topic) -> tuple[Peer | None, int]:
+        """Set who gets the topic's messages directly, and whether the routing broker is needed.
+
+        Gives the routing broker that stands in reserve, and when.
+        """
+        topic.direct = tuple(
+            edge
+            for edge in topic.remote_edges
+            if edge in self.directly and edge in topic.choices and topic.choices[edge].direct
+        )
+        # While no routing broker can be reached, messages are also kept for it: none is ever lost for
+        # having been sent on one path only.
+        topic.via_routing = (
+            topic.target is None
+            or topic.direct != topic.remote_edges
+            or any(topic.choices[edge].routing for edge in topic.direct)
+        )
+        if topic.via_routing:
+            return None, 0
+        moments = [topic.choices[edge].reserve_after_ns for edge in topic.direct]
+        return (topic.target, min(moments)) if moments and all(moments) else (None, 0)
+
+    def _route(
+        self,
+        peers: tuple[Peer, ...],
+        topic: Topic,
+        reserve: Peer | None = None,
+        reserve_after_ns: int = 0,
+    ) -> Route:
         # A peer is nobody's equal but its own, so peers are good keys.
-        key = (peers, topic.requirements, topic if topic.floor_ns else None)
+        unordered = bool(topic.choices)
+        key = (peers, topic.requirements, topic if topic.floor_ns else None, unordered, reserve)
         route = self._routes.get(key)
         if route is None:
             if len(self._routes) >= _SHARED_ROUTES_MAX:
@@ -199,7 +273,12 @@ class Targets:
             unsure = self._unsure.setdefault(topic.deadline_ns, Unsure())
             if topic.floor_ns:  # this route is the topic's alone
                 unsure = Unsure(unsure.until_ns)
-            route = self._routes[key] = Route(peers, *topic.requirements, unsure)
+            deadline_ns, urgency, shares = topic.requirements
+            if unordered:
+                urgency |= UNORDERED
+            route = self._routes[key] = Route(peers, deadline_ns, urgency, shares, unsure)
+            route.reserve = reserve
+        route.reserve_after_ns = reserve_after_ns
         if topic.floor_ns:
             route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         return route

@@ -59,6 +59,12 @@ WRITE_HIGH_WATER_BYTES: Final = 64 * KIB
 ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 """A receiver acknowledges at least this often, besides every heartbeat."""
 
+# Datagrams beside a link
+DATAGRAM_MAX_BYTES: Final = 1_200
+"""Frames that make a larger datagram go by TCP: this much fits every usual path unfragmented."""
+COPIES_MAX: Final = 4
+"""Most copies of a datagram that are sent at once."""
+
 # Brokers
 ENDPOINT_ID_MAX: Final = 2**63 - 1
 """Ids of publishers and subscribers stay within 63 bits: hops read them as signed numbers."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from overlay.limits import DRIFT_PPM
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 UNKNOWN_CLOCK_SHIFT: Final = -(2**63)
 """Clock shift of a batch whose age cannot be bounded: some link had no helper yet."""
@@ -31,6 +31,7 @@ class FrameKind(IntEnum):
     PRUNE = 11
     QOS_CHANGED = 12
     PUBLISHERS = 13
+    MEASURED = 14
 
 
 class Role(StrEnum):
@@ -199,6 +200,14 @@ class Publishers:
     """False: there are more than are listed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Edge to edge of another LAN: what the sender knows of the links from routing brokers to it."""
+
+    links: dict[str, Any] = field(default_factory=dict)
+    """By routing broker: loss, burst, copies, then delays in ns and their shares, in turn."""
+
+
 ControlMessage = (
     Hello
     | Welcome
@@ -211,6 +220,7 @@ ControlMessage = (
     | Prune
     | QosChanged
     | Publishers
+    | Measured
 )
 
 

@@ -11,26 +11,13 @@ from overlay.qos import TopicQos
 
 SHEDDABLE: Final = 0x80
 """Set in the class of best-effort topics: such frames go first when there is too much."""
+UNORDERED: Final = 0x40
+"""Set in the class of messages whose copies travel on several ways and may overtake each other."""
 NO_DEADLINE_NS: Final = 60 * SECOND_NS
 """A topic without a deadline is treated as if it had this one, so that it cannot starve."""
 _CLASS_LIMITS_NS: Final = tuple(
     limit * MILLISECOND_NS for limit in (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 )
-
-
-class Unsure:
-    """How long messages of one deadline must queue behind some whose age was not known.
-
-    Ages become known with the first heartbeats of a link. A message that is known to be old would
-    overtake those of its own publisher that were taken for new. All routes with the same deadline
-    share this, so that it outlives a route that is made anew.
-    """
-
-    __slots__ = ("until_ns",)
-
-    def __init__(self, until_ns: int = 0) -> None:
-        self.until_ns = until_ns
-        """Latest deadline of a run whose age was not known: none of its successors may be due before."""
 
 
 def deadline_ns(qos: TopicQos) -> int:

@@ -32,7 +32,7 @@ from coordinator import (
     Session,
     TopicView,
     Watch,
-    ZooKeeperClient,
+    client_of,
     policy_by_name,
 )
 from overlay.errors import CloseReason, ProtocolError
@@ -74,25 +74,27 @@ class RoutingBroker:
     """One routing broker."""
 
     def __init__(
-        self, config: RouterConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+        self, config: RouterConfig, host: Host | None = None, zookeeper: MakeClient | None = None
     ) -> None:
         self._host = host or Host()
         self.config = config
         self.id = config.id
         self._recorder = open_recorder(config.tracing, self.id, Role.ROUTER)
-        self.core = RouterCore(Mode(config.mode), config.delays, tracer_of(self._recorder))
+        tracer = tracer_of(self._recorder, config.clock_drift_ppm)
+        self.core = RouterCore(Mode(config.mode), config.delays, tracer)
         self.session = Session(
             config.zookeeper,
             config.chroot,
             session_timeout_s=config.session_timeout_s,
             clock=self._host.clock,
-            make_client=zookeeper,
+            make_client=zookeeper or client_of(config, Role.ROUTER),
         )
         self.coordinator = Coordinator(self.session, host=self._host)
         self._tls = config.tls(Role.ROUTER)
         self.hub: Hub
         self.locator = ""
         self.http = ""
+        self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._background = Background()
         self._links: dict[str, Link] = {}
@@ -140,7 +142,7 @@ class RoutingBroker:
         )
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
-        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
         self._registration = await self.coordinator.register_router(
             RouterRecord(
                 id=self.id,
@@ -384,7 +386,7 @@ class RoutingBroker:
             dialer = self._dialers.get(record.id)
             if dialer is None:
                 link = self._router_link(record.id)
-                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator))
+                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator), self._proxy)
             else:
                 dialer.locator = Locator.parse(record.locator)
 

@@ -21,7 +21,7 @@ from overlay.errors import InvalidNameError
 from overlay.messages import Role
 from overlay.names import check_name
 from runtime.errors import ConfigurationError
-from runtime.tls import AUTHORITY_FILE, CertificateName
+from runtime.tls import AUTHORITY_FILE, ZOOKEEPER_FILES, CertificateName
 
 AUTHORITY_KEY_FILE: Final = "authority.key"
 AUTHORITY_DAYS: Final = 3_650
@@ -75,14 +75,25 @@ def make_certificate(
         check_name(role, name)
     except InvalidNameError as error:
         raise ConfigurationError(str(error)) from error
-    authority, authority_key = _load_authority(folder)
-    key = ec.generate_private_key(ec.SECP256R1())
     identity = CertificateName(role, name)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.file_name)])
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(str(identity))]
     names += [_general_name(host) for host in hosts]
+    return _make(folder, identity.file_name, names, role is not Role.CLIENT, days)
+
+
+def make_server_certificate(folder: Path, hosts: Sequence[str], days: float = CERTIFICATE_DAYS) -> Path:
+    """Make key and certificate of the ZooKeeper servers that are reached by these names or addresses."""
+    if not hosts:
+        raise ConfigurationError("no host is given: name the hosts ZooKeeper is reached by")
+    return _make(folder, ZOOKEEPER_FILES, [_general_name(host) for host in hosts], True, days)
+
+
+def _make(folder: Path, files: str, names: Sequence[x509.GeneralName], serves: bool, days: float) -> Path:
+    authority, authority_key = _load_authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, files)])
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if role is not Role.CLIENT:
+    if serves:
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
     certificate = (
         _builder(subject, authority.subject, key.public_key(), days)
@@ -94,8 +105,8 @@ def make_certificate(
         )
         .sign(authority_key, hashes.SHA256())
     )
-    _write_key(folder / f"{identity.file_name}.key", key)
-    path = folder / f"{identity.file_name}.pem"
+    _write_key(folder / f"{files}.key", key)
+    path = folder / f"{files}.pem"
     path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return path
 

@@ -38,6 +38,7 @@ from overlay.limits import (
 from overlay.locator import Locator
 from overlay.messages import Role
 from overlay.names import check_name
+from overlay.paths import IN_TIME_WANTED, Policy
 from runtime.errors import ConfigurationError
 from runtime.hub import Pace
 from runtime.tls import Tls
@@ -60,10 +61,16 @@ class BrokerConfig:
     """Where /healthz, /readyz, /status and /metrics are served."""
     zookeeper: str = "127.0.0.1:2181"
     chroot: str = "/isthmus"
+    zookeeper_credentials: str = ""
+    """File with user:password for ZooKeeper; znodes are made for them alone."""
+    zookeeper_tls: bool = False
+    """Encrypt the connection to ZooKeeper, with `certificates`."""
     session_timeout_s: float = 4.0
     heartbeat_ms: float = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
     silence_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
     drain_timeout_s: float = 10.0
+    proxy: str = ""
+    """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
     failover_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
     """How long edges may take to turn to the backup: what loss tolerances are checked against."""
     subscriber_delay_ms: float = 0.0
@@ -125,6 +132,8 @@ class BrokerConfig:
                     "give --certificates, listen on a loopback address, "
                     "or say --insecure if the network is trusted"
                 )
+        if self.zookeeper_tls and not self.certificates:
+            raise ConfigurationError("zookeeper_tls is set and certificates are not: give their folder")
         if not 1 <= self.connections_per_address <= CONNECTIONS_MAX_PER_BROKER:
             raise ConfigurationError(
                 f"connections_per_address is {self.connections_per_address}: "
@@ -154,8 +163,8 @@ class BrokerConfig:
         if self.log_level.lower() not in {"debug", "info", "warning", "error"}:
             raise ConfigurationError(f"log_level is {self.log_level!r}: use debug, info, warning or error")
         try:
-            if self.advertise:
-                Locator.parse(self.advertise)
+            for locator in filter(None, (self.advertise, self.proxy)):
+                Locator.parse(locator)
             if self.id:
                 check_name("broker", self.id)
         except InvalidNameError as error:
@@ -172,8 +181,11 @@ class EdgeConfig(BrokerConfig):
     """File with the rules of what clients may do (runtime/access.py); all others are turned away."""
     tokens: str = ""
     """File with the tokens of clients that have no certificate; `isthmus token` keeps it."""
-    proxy: str = ""
-    """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
+    paths: str = Policy.SINGLE
+    """Ways that messages with a deadline take to other LANs, unless their topic says: single (by routing
+    broker), both (also straight to the other edge) or adaptive."""
+    in_time: float = IN_TIME_WANTED
+    """Share of messages that should keep their deadline; the adaptive choice of paths goes by it."""
     retain_more: bool = False
     """Keep one message more of topics where that spares replication (FRAME+)."""
     discovery: bool = True
@@ -183,6 +195,10 @@ class EdgeConfig(BrokerConfig):
     def check(self) -> None:
         """Raise ConfigurationError for settings that contradict each other or the limits."""
         BrokerConfig.check(self)
+        if self.paths not in set(Policy):
+            raise ConfigurationError(f"paths is {self.paths!r}: use one of {', '.join(Policy)}")
+        if not 0.5 <= self.in_time < 1:
+            raise ConfigurationError(f"in_time is {self.in_time:g}: give a share from 0.5 to below 1")
         if self.certificates and not self.access:
             raise ConfigurationError(
                 "certificates are given and access is not: name a file with the rules of "
@@ -201,8 +217,6 @@ class EdgeConfig(BrokerConfig):
             )
         try:
             check_name("LAN", self.lan)
-            if self.proxy:
-                Locator.parse(self.proxy)
         except InvalidNameError as error:
             raise ConfigurationError(str(error)) from error
 

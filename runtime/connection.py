@@ -127,8 +127,8 @@ class Connection(asyncio.Protocol):
                 if not frames:
                     return
                 self._handle_handshake(*frames[0])
-            if self._state is State.OPEN:
-                for kind, body in self._reader.take_frames():
+            while self._state is State.OPEN and (taken := self._reader.take_frames()):
+                for kind, body in taken:
                     self._handle_frame(kind, body)
                     if not self.is_open:
                         return
@@ -390,6 +390,8 @@ class Connection(asyncio.Protocol):
         liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
+            if link.delays is not None:
+                link.delays.add(liveness.round_trip_ns // 2)
         if first:
             # Echo it at once, so that the peer need not wait an interval to know our clock.
             self._send_heartbeat(now_ns)

@@ -8,7 +8,9 @@ cost little.
 import asyncio
 import contextlib
 import logging
+import os
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -48,8 +50,11 @@ CLIENT_HEARTBEAT_NS: Final = 200 * MILLISECOND_NS
 CLIENT_SILENCE_NS: Final = 2 * SECOND_NS
 _ACCEPTING_TURNS: Final = 3
 """Loop turns after which asyncio has told us of a socket it had accepted before the server closed."""
+_ACCEPTED_AT_A_TIME: Final = 16
+"""Connections accepted in one turn of the loop: a crowd at the door must not keep messages waiting."""
+_WAITING_MOST: Final = 1024
 _BACK_OFF_FIRST_S: Final = 0.02
-_BACK_OFF_MOST_S: Final = 1.0
+BACK_OFF_MOST_S: Final = 1.0
 _ABSENT: Final = object()
 
 ChooseLocator = Callable[[], Awaitable[Locator]]
@@ -162,17 +167,27 @@ class Hub:
 
     async def listen(self, host: str, port: int) -> Locator:
         """Accept connections; returns where."""
-        self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._server = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=_ACCEPTED_AT_A_TIME
+        )
+        for listening in self._server.sockets:
+            _lengthen_queue(listening.fileno())
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
         return Locator(bound_host, bound_port)
 
-    def dial(self, link: Link, locator: "Locator | ChooseLocator", proxy: Locator | None = None) -> "Dialer":
+    def dial(
+        self,
+        link: Link,
+        locator: "Locator | ChooseLocator",
+        proxy: Locator | None = None,
+        back_off_most_s: float = BACK_OFF_MOST_S,
+    ) -> "Dialer":
         """Keep a connection to this peer open until the dialer is stopped.
 
         `locator` is where the peer is, or a function that is asked before every attempt.
         """
         assert link.key not in self._dialers
-        dialer = Dialer(self, link, locator, proxy)
+        dialer = Dialer(self, link, locator, proxy, back_off_most_s)
         self._dialers[link.key] = dialer
         return dialer
 
@@ -393,8 +408,16 @@ class Hub:
 class Dialer:
     """Keeps one link connected: connect, wait for the end, back off, again."""
 
-    def __init__(self, hub: Hub, link: Link, locator: Locator | ChooseLocator, proxy: Locator | None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        link: Link,
+        locator: Locator | ChooseLocator,
+        proxy: Locator | None,
+        back_off_most_s: float,
+    ) -> None:
         self.link = link
+        self._back_off_most_s = back_off_most_s
         self.locator = locator
         """May be changed; the next attempt goes there."""
         self.last_error = ""
@@ -427,7 +450,7 @@ class Dialer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(back_off_s * (0.5 + self._hub.randomness.random())):
                     await self._hurry.wait()
-            back_off_s = min(2 * back_off_s, _BACK_OFF_MOST_S)
+            back_off_s = min(2 * back_off_s, self._back_off_most_s)
 
     async def _connect_once(self) -> bool:
         """One connection from dial to end; says whether the handshake succeeded."""
@@ -454,6 +477,13 @@ class Dialer:
             self._connection = None
         self.last_error = f"{target}: {reason}: {detail}"
         return link.connects > connects_before
+
+
+def _lengthen_queue(listening: int) -> None:
+    """Let more connections wait in the kernel than asyncio accepts in one turn, which are one to it."""
+    if listening >= 0:
+        with socket.socket(fileno=os.dup(listening)) as twin:
+            twin.listen(_WAITING_MOST)
 
 
 def _check_certificate(role: Role, node: str, certificate: CertificateName | None) -> None:

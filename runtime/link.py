@@ -8,6 +8,7 @@ from overlay.delay import LinkClock
 from overlay.limits import DRIFT_PPM
 from overlay.messages import ControlMessage, Role
 from overlay.outbox import Outbox, OutboxStatistics, Ticket
+from overlay.quality import DelayHistogram
 
 if TYPE_CHECKING:
     from runtime.connection import Connection
@@ -80,6 +81,8 @@ class Link:
         """Bounds the age of what the peer has stamped with its clock."""
         self.on_acknowledged: Callable[[list[Ticket]], None] | None = None
         """Called when the peer has acknowledged frames: the outbox may have room again."""
+        self.delays: DelayHistogram | None = None
+        """Set if the link's delays are to be measured: half of every round trip."""
         self.context: Any = None
         """What the broker's core keeps for this peer."""
 

@@ -26,6 +26,8 @@ from overlay.messages import Role
 from runtime.errors import ConfigurationError
 
 AUTHORITY_FILE: Final = "authority.pem"
+ZOOKEEPER_FILES: Final = "zookeeper"
+"""The servers of ZooKeeper share a certificate: zookeeper.pem and zookeeper.key."""
 NAME_PREFIX: Final = "isthmus:"
 _READ_BYTES: Final = 256 * 1024
 _RECORD_HANDSHAKE: Final = 0x16
@@ -61,6 +63,8 @@ class Tls:
 
     dialling: ssl.SSLContext
     accepting: ssl.SSLContext | None = None
+    https: ssl.SSLContext | None = None
+    """For what an operator asks over HTTP; whoever asks must have a certificate."""
 
     @classmethod
     def of_broker(cls, folder: Path, role: Role, name: str) -> Self:
@@ -70,7 +74,9 @@ class Tls:
         accepting.verify_mode = ssl.CERT_OPTIONAL if role is Role.EDGE else ssl.CERT_REQUIRED
         # Tickets for resuming would be sent to every client and used by none.
         accepting.num_tickets = 0
-        return cls(_dialling_context(folder, files), accepting)
+        https = _context(ssl.PROTOCOL_TLS_SERVER, folder, files)
+        https.verify_mode = ssl.CERT_REQUIRED
+        return cls(_dialling_context(folder, files), accepting, https)
 
     @classmethod
     def of_client(cls, folder: Path, principal: str = "") -> Self:

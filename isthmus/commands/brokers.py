@@ -27,6 +27,12 @@ def broker_options(command: Command) -> Command:
             click.option("--http", metavar="HOST:PORT", help="Where to serve health, status and metrics."),
             click.option("--zookeeper", metavar="HOST:PORT,...", help="The ZooKeeper ensemble."),
             click.option("--chroot", metavar="PATH", help="Where in ZooKeeper this overlay lives."),
+            click.option(
+                "--zookeeper-credentials", metavar="FILE", help="File with user:password for ZooKeeper."
+            ),
+            click.option(
+                "--zookeeper-tls/--no-zookeeper-tls", default=None, help="Encrypt towards ZooKeeper too."
+            ),
             click.option("--session-timeout-s", type=float, help="ZooKeeper session timeout."),
             click.option("--heartbeat-ms", type=float, help="Time between heartbeats to other brokers."),
             click.option("--silence-ms", type=float, help="Least silence that counts as a broker's death."),
@@ -34,6 +40,7 @@ def broker_options(command: Command) -> Command:
             click.option("--subscriber-delay-ms", type=float, help="Least time from router to subscriber."),
             click.option("--backup-delay-ms", type=float, help="Most time from a primary to its backup."),
             click.option("--clock-drift-ppm", type=int, help="Most that this host's clock drifts."),
+            click.option("--proxy", metavar="HOST:PORT", help="HTTP proxy to reach routing brokers through."),
             click.option("--drain-timeout-s", type=float, help="How long SIGTERM may take to drain."),
             click.option("--trace-dir", metavar="DIR", help="Write traces of messages here."),
             click.option("--trace-sample", type=float, help="Share of messages traced.  [default: 0.01]"),
@@ -71,4 +78,5 @@ def say_started(as_json: bool, name: str, locator: str, http: str) -> None:
     if as_json:
         click.echo(to_json({"id": name, "locator": locator, "http": http}))
     else:
-        click.echo(f"{name} serves at {locator}, status at http://{http}/status")
+        base = http if http.startswith("https://") else f"http://{http}"
+        click.echo(f"{name} serves at {locator}, status at {base}/status")

@@ -7,7 +7,13 @@ import click
 
 from isthmus.errors import explain_errors
 from overlay.messages import Role
-from runtime.certificates import AUTHORITY_DAYS, CERTIFICATE_DAYS, make_authority, make_certificate
+from runtime.certificates import (
+    AUTHORITY_DAYS,
+    CERTIFICATE_DAYS,
+    make_authority,
+    make_certificate,
+    make_server_certificate,
+)
 
 _folder = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 _days = click.option("--days", type=click.FloatRange(0, min_open=True), default=CERTIFICATE_DAYS)
@@ -52,6 +58,17 @@ def broker(folder: Path, role: str, name: str, hosts: tuple[str, ...], days: flo
 def client(folder: Path, principal: str, days: float, as_json: bool) -> None:
     """Make a certificate for clients that are this PRINCIPAL in the rules of access."""
     _say(make_certificate(folder, Role.CLIENT, principal, days=days), as_json)
+
+
+@certs.command()
+@_folder
+@click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
+@_days
+@_json
+@explain_errors
+def zookeeper(folder: Path, hosts: tuple[str, ...], days: float, as_json: bool) -> None:
+    """Make the certificate of the ZooKeeper servers at these HOSTs, names or addresses."""
+    _say(make_server_certificate(folder, hosts, days), as_json)
 
 
 def _say(certificate: Path, as_json: bool) -> None:

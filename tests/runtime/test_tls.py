@@ -6,6 +6,7 @@ import ssl
 from contextlib import suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from overlay.codec import decode, encode
@@ -16,6 +17,7 @@ from overlay.messages import Close, Hello, Role, Welcome
 from runtime.certificates import make_authority, make_certificate
 from runtime.connection import _NOT_SENT_LOW_WATER_BYTES, Connection
 from runtime.errors import ConfigurationError
+from runtime.operations import OperationsServer
 from runtime.tls import CertificateName, Tls, TlsChannel, speaks_tls
 from tests.runtime.nodes import CLUSTER, Node, World
 
@@ -344,3 +346,45 @@ def test_keys_are_for_their_owner_only_and_authorities_are_not_replaced(tmp_path
         make_certificate(tmp_path, Role.EDGE, "a/b")
     with pytest.raises(ConfigurationError, match="has no authority"):
         make_certificate(tmp_path / "elsewhere", Role.EDGE, "a")
+
+
+# What an operator asks
+
+
+async def test_other_hosts_are_answered_over_https_and_need_a_certificate(
+    certificates: Path, tmp_path: Path
+) -> None:
+    make_authority(tmp_path)
+    make_certificate(tmp_path, Role.CLIENT, "alice")
+    (tmp_path / "authority.pem").write_bytes((certificates / "authority.pem").read_bytes())
+    server = OperationsServer(dict, str, list)
+    # All addresses of this host, as other hosts would reach it; asked on loopback.
+    address = await server.start("0.0.0.0", 0, Tls.of_broker(certificates, Role.EDGE, "server"))
+    url = f"{address.replace('0.0.0.0', '127.0.0.1')}/healthz"
+    assert url.startswith("https://")
+    try:
+        for folder, principal, let_in in (
+            (certificates, "alice", True),
+            (certificates, "", False),
+            (tmp_path, "alice", False),
+        ):
+            context = Tls.of_client(folder, principal).dialling
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+                if let_in:
+                    async with session.get(url) as response:
+                        assert await response.text() == "ok\n"
+                else:
+                    with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                        await session.get(url)
+    finally:
+        await server.close()
+
+
+async def test_this_host_is_answered_without_certificates(certificates: Path) -> None:
+    server = OperationsServer(dict, str, list)
+    address = await server.start("127.0.0.1", 0, Tls.of_broker(certificates, Role.EDGE, "server"))
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{address}/healthz") as response:
+            assert await response.text() == "ok\n"
+    finally:
+        await server.close()
