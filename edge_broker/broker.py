@@ -80,7 +80,7 @@ class EdgeBroker:
             self.incarnation,
             retain_more,
             config.delays,
-            tracer=tracer_of(self._recorder),
+            tracer=tracer_of(self._recorder, config.clock_drift_ppm),
         )
         self.session = Session(
             config.zookeeper,

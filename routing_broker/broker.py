@@ -80,7 +80,8 @@ class RoutingBroker:
         self.config = config
         self.id = config.id
         self._recorder = open_recorder(config.tracing, self.id, Role.ROUTER)
-        self.core = RouterCore(Mode(config.mode), config.delays, tracer_of(self._recorder))
+        tracer = tracer_of(self._recorder, config.clock_drift_ppm)
+        self.core = RouterCore(Mode(config.mode), config.delays, tracer)
         self.session = Session(
             config.zookeeper,
             config.chroot,

@@ -9,7 +9,8 @@ import click
 from benchmarks import detection as detection_benchmark
 from benchmarks import hostile as hostile_benchmark
 from benchmarks import overload as overload_benchmark
-from benchmarks.frame_testbed import Setup
+from benchmarks import processor_overload
+from benchmarks.frame_testbed import EGRESS, PRIMARY, Setup
 from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.hostile_peer import KINDS
 from isthmus.errors import explain_errors
@@ -57,22 +58,53 @@ def detection(
 
 @click.command()
 @click.option(
+    "--bottleneck",
+    type=click.Choice(["link", "router", "egress"]),
+    default="link",
+    show_default=True,
+    help="A narrow link, or a broker with too little processor time (needs root).",
+)
+@click.option(
     "--factor", type=click.FloatRange(1), default=1.5, show_default=True, help="Offered over carried."
 )
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True)
+@click.option(
+    "--topics",
+    type=click.IntRange(TOPICS_LEAST),
+    default=1_525,
+    show_default=True,
+    help="Of FRAME's workload, where a broker is the bottleneck.",
+)
+@click.option("--nice", "niceness", type=click.IntRange(-20, 19), default=0, help="Of all processes.")
 @click.option("--keep-logs", is_flag=True, help="Leave the logs of all processes.")
 @click.option(
     "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
 )
 @explain_errors
-def overload(factor: float, seconds: float, keep_logs: bool, file: Path | None) -> None:
-    """Offer more than a link carries; fails if topics lose more than they tolerate or drops go uncounted."""
-    result = asyncio.run(
-        overload_benchmark.measure(overload_benchmark.Settings(factor, seconds, keep_logs), _say)
-    )
+def overload(
+    bottleneck: str,
+    factor: float,
+    seconds: float,
+    topics: int,
+    niceness: int,
+    keep_logs: bool,
+    file: Path | None,
+) -> None:
+    """Offer more than a link or a broker bears; fails if topics lose more in a row than they tolerate."""
+    if bottleneck == "link":
+        result = asyncio.run(
+            overload_benchmark.measure(overload_benchmark.Settings(factor, seconds, keep_logs), _say)
+        )
+        text = overload_benchmark.summary(result)
+    else:
+        setup = Setup(topics, "frame", niceness=niceness, keep_logs=keep_logs)
+        broker = {"router": PRIMARY, "egress": EGRESS}[bottleneck]
+        settings = processor_overload.Settings(setup, broker, factor, seconds)
+        result = asyncio.run(processor_overload.measure(settings, _say))
+        text = processor_overload.summary(result)
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    click.echo(overload_benchmark.summary(result))
+    click.echo(text)
     if not result["ok"]:
         raise SystemExit(1)
 
