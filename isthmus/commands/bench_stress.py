@@ -24,7 +24,9 @@ def _say(text: str) -> None:
 
 
 @click.command()
-@click.option("--kills", type=click.IntRange(0), default=20, show_default=True, help="Killed and frozen.")
+@click.option("--kills", type=click.IntRange(0), default=10, show_default=True, help="Brokers killed.")
+@click.option("--freezes", type=click.IntRange(0), default=10, show_default=True, help="Brokers frozen.")
+@click.option("--cuts", type=click.IntRange(0), default=5, show_default=True, help="Ways to a broker cut.")
 @click.option("--busy-seconds", type=click.FloatRange(1), default=60.0, show_default=True)
 @click.option("--topics", type=click.IntRange(TOPICS_LEAST), default=55, show_default=True)
 @click.option("--silence-ms", type=click.FloatRange(30), default=_SILENCE_MS, show_default=True)
@@ -34,13 +36,19 @@ def _say(text: str) -> None:
 )
 @explain_errors
 def detection(
-    kills: int, busy_seconds: float, topics: int, silence_ms: float, seed: int, file: Path | None
+    kills: int,
+    freezes: int,
+    cuts: int,
+    busy_seconds: float,
+    topics: int,
+    silence_ms: float,
+    seed: int,
+    file: Path | None,
 ) -> None:
     """Keep all cores busy: count false alarms, then time how soon dead and frozen brokers are noticed."""
     setup = Setup(topics, "frame", session_timeout_s=2.0, silence_ms=silence_ms, equal_capacity=True)
-    result = asyncio.run(
-        detection_benchmark.measure(detection_benchmark.Settings(setup, kills, busy_seconds, seed), _say)
-    )
+    settings = detection_benchmark.Settings(setup, kills, freezes, cuts, busy_seconds, seed)
+    result = asyncio.run(detection_benchmark.measure(settings, _say))
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     click.echo(detection_benchmark.summary(result))
