@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, MILLISECOND_NS, SECOND_NS
 from simulation.checkers import Excuse, LeaderChecker
 from simulation.network import Pipe
-from simulation.nodes import ClientProcess, EdgeProcess
+from simulation.nodes import ClientProcess, EdgeProcess, TopicPlan
 from simulation.overlay_model import MEMBERS, SimulatedOverlay
 
 _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
@@ -22,6 +22,9 @@ _AFTERMATH_NS: Final = 6 * SECOND_NS
 """How long after an excused fault what is lost may still be a consequence."""
 _BEFORE_NS: Final = 3 * SECOND_NS
 """How long before an excused fault what is lost may have been on its way."""
+
+_COPIES_SPARE: Final = 4
+"""Room left at a backup for what is on its way when a way is cut."""
 
 Heal = Callable[[], None]
 Fault = Callable[[], tuple[str, Heal]]
@@ -162,7 +165,8 @@ class Faults:
     def _kill_primary_behind_cut(self) -> tuple[str, Heal]:
         """A primary dies while it cannot reach an edge: only the copies at its backup are left.
 
-        Topics whose deadline spares them copies are not promised anything then.
+        Topics whose deadline spares them copies are not promised anything then, and a backup keeps only
+        so many: it is killed before there are more.
         """
         overlay, randomness = self._overlay, self._randomness
         plan = randomness.choice(overlay.topics)
@@ -170,10 +174,11 @@ class Faults:
         primary = next(router for router in overlay.routers if record and router.name == record.primary)
         edge = randomness.choice([edge for edge in overlay.edges if edge.lan not in plan.publisher])
         heal_cut = self._isolate(edge.name, [primary.name])
-        kill_after_s = randomness.uniform(3.0, 5.0)
+        copied = [topic for topic in overlay.topics if overlay.is_replicated(topic)]
+        kill_after_s = min(randomness.uniform(3.0, 5.0), self._copies_last_s(primary.name, copied))
         self._least_s = kill_after_s + 0.5
         timer = overlay.network.kernel.call_later(kill_after_s, primary.kill, randomness)
-        spared = [topic.name for topic in overlay.topics if not overlay.is_replicated(topic)]
+        spared = [topic.name for topic in overlay.topics if topic not in copied]
 
         def heal() -> None:
             timer.cancel()
@@ -183,6 +188,20 @@ class Faults:
 
         what = f"cut {edge.name} from {primary.name} and kill {primary.name} {kill_after_s:.2f} s later"
         return what, self._excused(overlay.clients, heal, spared)
+
+    def _copies_last_s(self, primary: str, copied: list[TopicPlan]) -> float:
+        """How long the backups of a primary keep all copies it makes, if it dispatches nothing."""
+        per_s: dict[str, float] = {}
+        for topic in copied:
+            record = self._overlay.record_of(topic.name)
+            if record is not None and record.primary == primary and record.backup is not None:
+                per_s[record.backup] = per_s.get(record.backup, 0.0) + 1 / topic.interval_s
+        lasts_s = [
+            (BACKUP_MESSAGES_PER_TOPIC * len(router.broker.core.topics) - _COPIES_SPARE) / per_s[router.name]
+            for router in self._overlay.routers
+            if router.broker is not None and router.name in per_s
+        ]
+        return min(lasts_s, default=5.0)
 
     def _restart_leader_unnoticed(self) -> tuple[str, Heal]:
         """What a killed leader had written reaches ZooKeeper when its successor has been elected.
