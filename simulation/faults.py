@@ -165,8 +165,8 @@ class Faults:
     def _kill_primary_behind_cut(self) -> tuple[str, Heal]:
         """A primary dies while it cannot reach an edge: only the copies at its backup are left.
 
-        Topics whose deadline spares them copies are not promised anything then, and a backup keeps only
-        so many: it is killed before there are more.
+        Topics whose deadline spares them copies are not promised anything then. A backup keeps only so
+        many: the primary is killed before there are more, and only if it had the same backup all the time.
         """
         overlay, randomness = self._overlay, self._randomness
         plan = randomness.choice(overlay.topics)
@@ -177,7 +177,13 @@ class Faults:
         copied = [topic for topic in overlay.topics if overlay.is_replicated(topic)]
         kill_after_s = min(randomness.uniform(3.0, 5.0), self._copies_last_s(primary.name, copied))
         self._least_s = kill_after_s + 0.5
-        timer = overlay.network.kernel.call_later(kill_after_s, primary.kill, randomness)
+        before = [overlay.record_of(topic.name) for topic in overlay.topics]
+
+        def kill() -> None:
+            if before == [overlay.record_of(topic.name) for topic in overlay.topics]:
+                primary.kill(randomness)
+
+        timer = overlay.network.kernel.call_later(kill_after_s, kill)
         spared = [topic.name for topic in overlay.topics if topic not in copied]
 
         def heal() -> None:
