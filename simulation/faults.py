@@ -15,6 +15,7 @@ from simulation.checkers import Excuse, LeaderChecker
 from simulation.network import Pipe
 from simulation.nodes import ClientProcess, EdgeProcess, TopicPlan
 from simulation.overlay_model import MEMBERS, SimulatedOverlay
+from simulation.zookeeper_client import ModelClient
 
 _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
 """How long all has to be well before the next fault of the data plane."""
@@ -218,16 +219,21 @@ class Faults:
         leader = next(router for router in overlay.routers if router.broker and router.broker.is_leader)
         other = randomness.choice([router for router in overlay.routers if router is not leader])
         assert other.broker is not None
-        overlay.ensemble.end_session(other.broker.session.session_id)
-        hold_after_s = randomness.uniform(0.0, 0.3)
+        assert leader.broker is not None
+        client = leader.broker.session._client
+        assert isinstance(client, ModelClient)
+        kernel = overlay.network.kernel
+        restart_after_s = randomness.uniform(0.02, 0.2)
         self._least_s = 2.0
         held: list[Pipe] = []
 
         def hold() -> None:
+            client.before_transaction = None
             for name in MEMBERS:
                 for transport in overlay.network.connections_between(leader.name, name):
                     transport.outward.hold()
                     held.append(transport.outward)
+            kernel.call_later(restart_after_s, restart)
 
         def restart() -> None:
             leader.kill()
@@ -235,25 +241,27 @@ class Faults:
             self._leaders.on_epoch.append(release)
 
         def release() -> None:
+            client.before_transaction = None
             for pipe in held:
                 pipe.release()
             held.clear()
 
-        overlay.network.kernel.call_later(hold_after_s, hold)
-        overlay.network.kernel.call_later(hold_after_s + randomness.uniform(0.05, 0.2), restart)
+        client.before_transaction = hold
+        overlay.ensemble.end_session(other.broker.session.session_id)
         what = f"expire {other.name}, restart {leader.name} and delay what it wrote"
         return what, self._excused(overlay.clients, release)
 
     def _cut_edge(self) -> tuple[str, Heal]:
         edge, router = self._edge_and_router()
-        return f"cut {edge} from {router}", self._isolate(edge, [router])
+        return f"cut {edge} from {router}", self._excused_if_moved(self._isolate(edge, [router]))
 
     def _cut_one_way(self) -> tuple[str, Heal]:
         pair = list(self._edge_and_router())
         self._randomness.shuffle(pair)
         network = self._overlay.network
         network.block(*pair)
-        return f"cut the way from {pair[0]} to {pair[1]}", lambda: network.unblock(*pair)
+        heal = self._excused_if_moved(lambda: network.unblock(*pair))
+        return f"cut the way from {pair[0]} to {pair[1]}", heal
 
     def _cut_routers(self) -> tuple[str, Heal]:
         one, other = self._randomness.sample(self._overlay.routers, 2)
@@ -395,6 +403,24 @@ class Faults:
 
         def over() -> None:
             self.excuses[index] = Excuse(names, from_ns, world.now_ns + _AFTERMATH_NS, only)
+            heal()
+
+        return over
+
+    def _excused_if_moved(self, heal: Heal) -> Heal:
+        """A primary that is replaced while it cannot reach an edge keeps what waits for it.
+
+        Copies save that; topics whose deadline spares them copies are not promised anything then.
+        """
+        overlay = self._overlay
+        from_ns = overlay.world.now_ns - _BEFORE_NS
+        spared = [topic for topic in overlay.topics if not overlay.is_replicated(topic)]
+        before = {topic.name: overlay.record_of(topic.name) for topic in spared}
+        names = frozenset(client.name for client in overlay.clients)
+
+        def over() -> None:
+            moved = frozenset(name for name, record in before.items() if overlay.record_of(name) != record)
+            self.excuses.append(Excuse(names, from_ns, overlay.world.now_ns + _AFTERMATH_NS, moved))
             heal()
 
         return over
