@@ -242,14 +242,19 @@ class Outbox:
         self._frames_resent += len(self._unacknowledged)
         return [frame.data for frame in self._unacknowledged]
 
-    def withdraw(self) -> list[bytes]:
-        """Take back everything not acknowledged: bodies of data frames, sent ones first."""
+    def pending(self) -> list[bytes]:
+        """Everything not acknowledged: bodies of data frames, sent ones first."""
         bodies = [frame.data[FRAME_HEADER_BYTES:] for frame in self._unacknowledged]
         bodies.extend(
             encode_batch(item.urgency, item.origin, item.clock_shift_ns, (item.run,))[FRAME_HEADER_BYTES:]
             for item in self._waiting
             if item.ticket is None or not item.ticket.cancelled
         )
+        return bodies
+
+    def withdraw(self) -> list[bytes]:
+        """Take back everything not acknowledged, as `pending` gives it."""
+        bodies = self.pending()
         self._clear()
         return bodies
 

@@ -128,6 +128,20 @@ def test_a_reassigned_topic_is_sent_again_to_its_new_primary(lan: Lan) -> None:
     assert lan.sent_to("r1") == [1, 2]
 
 
+def test_a_new_primary_gets_what_still_waits_for_the_old_one_beyond_retention(lan: Lan) -> None:
+    """After a cut more waits than is retained. If only the newest went the new way, they would come first."""
+    lan.interest(REMOTE)
+    lan.publish(3 * RETENTION)
+    for router in ("r1", "r2"):
+        lan.router_up(router)
+    lan.outboxes["r1"].take_frames(1, lan.now_ns)  # on their way, not acknowledged
+    lan.publish(RETENTION)
+    assert lan.interest(REMOTE, primary="r2", backup="r1") == {"router:r2"}
+    assert lan.sent_to("r2") == list(range(1, 4 * RETENTION + 1))
+    lan.publish()
+    assert lan.sent_to("r2") == [4 * RETENTION + 1]
+
+
 def test_what_is_sent_again_fits_frames_however_large_the_messages(lan: Lan) -> None:
     lan.interest(REMOTE)
     lan.router_up("r1")
