@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology isthmus benchmarks
+SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology simulation isthmus benchmarks
 TESTFLAGS ?=
 
 .DEFAULT_GOAL := help
@@ -61,6 +61,12 @@ test: install ## Unit and integration tests, with a real ZooKeeper
 .PHONY: test-slow
 test-slow: install ## Spark on a cluster, reports of whole testbeds: more than ten seconds each
 	$(BIN)/python -m pytest -m slow $(TESTFLAGS)
+
+SEEDS ?= 500
+
+.PHONY: sim
+sim: install ## SEEDS=500 overlays in virtual time while everything goes wrong
+	$(BIN)/isthmus sim --seeds $(SEEDS)
 
 .PHONY: drills
 drills: install ## Every drill on the process testbed; all must hold (some ten minutes)
