@@ -24,7 +24,6 @@ from runtime.process import serve
     type=click.Choice(list(SlowSubscriber)),
     help="What happens beyond that.",
 )
-@click.option("--proxy", metavar="HOST:PORT", help="HTTP proxy to reach routing brokers through.")
 @click.option(
     "--retain-more",
     is_flag=True,
