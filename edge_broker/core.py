@@ -147,6 +147,7 @@ class EdgeCore:
         dropped, _ = client.outbox.discard(now_ns, int(Reason.NO_SUBSCRIBER))
         if dropped:
             self._dispatch.dropped[DropReason.NO_SUBSCRIBER] += dropped
+        self._targets.forget_peer(client)
         del self._clients[client.name]
 
     def ensure_topic(self, topic_id: int, name: str, qos: TopicQos) -> Topic:
