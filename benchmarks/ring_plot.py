@@ -54,7 +54,7 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
         axis.set_xlabel("bound above the true delay, ms")
         axis.set_ylabel("publications")
         axis.legend()
-    figure.suptitle("Round a ring of four nodes with unsynchronised clocks (model)")
+    figure.suptitle("Round a ring of four processes with unsynchronised clocks, links of the overlay")
     figure.savefig(file, dpi=100)
 
 

@@ -123,9 +123,11 @@ def _analyse(
             "their time"
         )
         late = late.sample(fraction=LATE_EXAMINED / late_count, seed=1)
-    collector.collect("blame", summaries.blame(journeys.paths(late, gathered, seen), histogram))
     slowest = streams.where("age_ns IS NOT NULL").orderBy(sf.desc("age_ns")).limit(SLOWEST)
-    collector.collect("slowest", _show_paths(journeys.paths(keep(slowest), gathered, seen)))
+    chosen = late.unionByName(slowest).dropDuplicates(["publisher", "sequence", "subscriber"])
+    walked = keep(journeys.paths(keep(chosen), gathered, seen))
+    collector.collect("blame", summaries.blame(walked.where("NOT in_time"), histogram))
+    collector.collect("slowest", _show_paths(walked.orderBy(sf.desc("age_ns")).limit(SLOWEST)))
     collector.collect("violations", _violations(gathered))
     progress("time line and outages")
     troubles = keep(summaries.trouble(rows, bin_us))
