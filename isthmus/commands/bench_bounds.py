@@ -1,4 +1,4 @@
-"""`isthmus bench bounds` and `isthmus bench ring`: age bounds against the truth."""
+"""`isthmus bench bounds`, `ring` and `tracing`: age bounds against the truth, and what the truth costs."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import click
 
 from benchmarks import bounds as bounds_benchmark
 from benchmarks import ring as ring_benchmark
+from benchmarks import tracing as tracing_benchmark
 from isthmus.errors import explain_errors
 
 
@@ -51,5 +52,20 @@ def ring(publications: int, seed: int, file: Path | None) -> None:
     if file is not None:
         file.write_text(json.dumps(result) + "\n", encoding="utf-8")
     click.echo(ring_benchmark.summary(result))
+    if not result["ok"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--messages", type=click.IntRange(1_000), default=40_000, show_default=True, help="Per turn.")
+@_json_option
+@explain_errors
+def tracing(rounds: int, messages: int, file: Path | None) -> None:
+    """What tracing 1 % and 100 % of the messages costs real brokers; fails if 1 % costs more than 3 %."""
+    result = asyncio.run(tracing_benchmark.measure(tracing_benchmark.Settings(rounds, messages), _say))
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    click.echo(tracing_benchmark.summary(result))
     if not result["ok"]:
         raise SystemExit(1)
