@@ -209,6 +209,8 @@ def _show_paths(walked: DataFrame) -> DataFrame:
             "leg_number",
             "leg.from_node",
             "leg.to_node",
+            "leg.from_role",
+            "leg.to_role",
             (sf.col("leg.wait_ns") / 1e6).alias("wait_ms"),
             (sf.col("leg.link_ns") / 1e6).alias("link_ms"),
         )

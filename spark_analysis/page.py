@@ -22,7 +22,7 @@ _STYLE: Final = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --quiet: #97a3af; --paper: #14181d;
   --panel: #1c2229; --rule: #323b45; --good: #4cc38a; --bad: #ff7b6e; --warn: #e8a750; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 1040px; padding: 28px 32px 60px; }
+  max-width: 1200px; padding: 28px 32px 60px; }
 h1 { font-size: 26px; margin: 0; }
 h2 { font-size: 19px; margin: 40px 0 6px; }
 h3 { font-size: 15px; margin: 20px 0 4px; }
@@ -48,9 +48,9 @@ rect.link { opacity: .45; }
 rect.cell { rx: 5px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: right; padding: 5px 7px; border-bottom: 1px solid var(--rule); white-space: nowrap;
+th, td { text-align: right; padding: 5px 6px; border-bottom: 1px solid var(--rule); white-space: nowrap;
   font-variant-numeric: tabular-nums; }
-th { color: var(--quiet); font-weight: 500; }
+th { color: var(--quiet); font-weight: 500; white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 td.bad { color: var(--bad); font-weight: 600; }
 td.good { color: var(--good); }
@@ -73,6 +73,7 @@ _HEADINGS: Final = {
     "duplicates_dropped": "duplicates",
     "bound_violations": "bounds broken",
     "bound_error_p50_ms": "bound error",
+    "bound_p50_ms": "bound, median",
     "bound_p99_ms": "bound p99",
     "deadline_ms": "deadline",
     "late_messages": "late messages",
@@ -258,14 +259,23 @@ def _lans(analysis: Analysis) -> str:
 
 
 def _places(analysis: Analysis) -> str:
-    links = ("link", "count", *_MILLISECONDS, "bound_p99_ms", "bound_error_p50_ms", "never_arrived")
+    links = (
+        "link",
+        "count",
+        *_MILLISECONDS,
+        "bound_p50_ms",
+        "bound_p99_ms",
+        "bound_error_p50_ms",
+        "never_arrived",
+    )
     nodes = ("node", "role", "lan", "count", *_MILLISECONDS)
     drops = analysis.rows("drops")
     dropped = ""
     if drops:
         dropped = "<h2>Dropped</h2>" + table(drops, ("node", "topic", "reason", "messages"), "drops")
     return (
-        "<h2>Links</h2>"
+        "<h2>Links</h2><p class='note'>Bound: how long nodes could prove that messages took at most, without "
+        "comparing clocks; its error is known where both ends share a host's clock.</p>"
         + table(analysis.rows("links"), links, "links")
         + "<h2>Waiting in nodes</h2>"
         + table(analysis.rows("nodes"), nodes, "nodes")
