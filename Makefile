@@ -87,6 +87,8 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
 	$(BIN)/isthmus bench detection --kills 2 --busy-seconds 5
 	$(BIN)/isthmus bench overload --seconds 4
+	$(BIN)/isthmus bench ring --publications 50
+	$(BIN)/isthmus bench tracing --rounds 1 --messages 2000
 
 .PHONY: compose-file
 compose-file: install ## Make docker-compose.yml anew from the topology two-lans

@@ -59,13 +59,14 @@ def ring(publications: int, seed: int, file: Path | None) -> None:
 @click.command()
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--messages", type=click.IntRange(1_000), default=40_000, show_default=True, help="Per turn.")
+@click.option("--check", is_flag=True, help="Fail if tracing 1 % costs a broker more than 3 %.")
 @_json_option
 @explain_errors
-def tracing(rounds: int, messages: int, file: Path | None) -> None:
-    """What tracing 1 % and 100 % of the messages costs real brokers; fails if 1 % costs more than 3 %."""
+def tracing(rounds: int, messages: int, check: bool, file: Path | None) -> None:
+    """What tracing 1 % and 100 % of the messages costs real brokers, in processor time per message."""
     result = asyncio.run(tracing_benchmark.measure(tracing_benchmark.Settings(rounds, messages), _say))
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     click.echo(tracing_benchmark.summary(result))
-    if not result["ok"]:
+    if check and not result["ok"]:
         raise SystemExit(1)
