@@ -19,7 +19,7 @@ from typing import Final
 from overlay.batch import FRAME_OVERHEAD_BYTES, Run, encode_batch
 from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES
-from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES
+from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES, RUN_OVERHEAD_BYTES
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.schedule import Calendar
 from overlay.trace import Reason
@@ -171,7 +171,7 @@ class Outbox:
         self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages
-        if self._waiting_bytes + self._unacknowledged_bytes > self._capacity_bytes:
+        if self.load_bytes > self._capacity_bytes:
             return self._make_room(now_ns)
         return 0
 
@@ -268,8 +268,9 @@ class Outbox:
 
     @property
     def load_bytes(self) -> int:
-        """Waiting and unacknowledged bytes."""
-        return self._waiting_bytes + self._unacknowledged_bytes
+        """Memory that waiting and unacknowledged messages take."""
+        waiting_bytes = self._waiting_bytes + len(self._waiting) * RUN_OVERHEAD_BYTES
+        return waiting_bytes + self._unacknowledged_bytes
 
     @property
     def next_deadline_ns(self) -> int | None:

@@ -285,6 +285,10 @@ class LocalDriver(Driver):
         """Where ZooKeeper serves."""
         return self._hosts
 
+    def broker_pids(self) -> dict[str, int]:
+        """Process ids of all brokers that run."""
+        return {n.name: n.child.pid for n in self._nodes.values() if n.child is not None and n.is_alive}
+
     def died_unasked(self) -> list[str]:
         """Processes that ended although nobody made them."""
         children = [*self._helpers, *self._wan_processes()]

@@ -19,6 +19,7 @@ from topology.drills.campaign import campaign, totals
 from topology.drills.catalogue import CATALOGUE
 from topology.drills.engine import Plan, run_drill
 from topology.drills.script import Drill
+from topology.drills.soak import soak
 from topology.drills.testbeds import KINDS, testbed_for
 from topology.drills.verdict import DrillResult, Verdict, unknown, worst
 from topology.errors import TopologyError
@@ -27,11 +28,12 @@ from topology.model import load_topology
 DRILL_TOPOLOGY: Final = "wind-farm"
 CAMPAIGN_TOPOLOGY: Final = "wind-farm-storm"
 CAMPAIGN_S: Final = 300.0
+SOAK_S: Final = 3600.0
 _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdict.UNKNOWN: "bold yellow"}
 
 
 @click.command()
-@click.argument("name", metavar="NAME|all|campaign|list")
+@click.argument("name", metavar="NAME|all|campaign|soak|list")
 @click.option(
     "--topology",
     help="A YAML file or a name, see `topology list`.  "
@@ -44,7 +46,7 @@ _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdic
     show_default=True,
     help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
 )
-@click.option("--seconds", type=click.FloatRange(5, 3600), help="How long messages flow, at least.")
+@click.option("--seconds", type=click.FloatRange(5, 7 * 86_400), help="How long messages flow, at least.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Decides whom a fault hits.")
 @click.option(
     "--json",
@@ -76,7 +78,8 @@ def drill(
     """Break something on a testbed under load and see whether every promise holds.
 
     NAME is a drill of `isthmus drill list`; `all` plays every one, `campaign` random ones for as long as
-    `--seconds` says, on another topology unless told otherwise. Exit status 0: every promise held;
+    `--seconds` says, on another topology unless told otherwise. `soak` lets clients, topics and brokers
+    come and go for an hour and watches what the other brokers use. Exit status 0: every promise held;
     1: one was broken; 2: nothing can be said, because the testbed or the checker failed.
     """
     console = open_console()
@@ -104,11 +107,13 @@ def drill(
 def _chosen(name: str, seconds: float | None, seed: int) -> list[Drill]:
     if name == "campaign":
         return [campaign(seconds or CAMPAIGN_S, seed)]
+    if name == "soak":
+        return [soak(seconds or SOAK_S)]
     if name == "all":
         return list(CATALOGUE.values())
     if name not in CATALOGUE:
         known = ", ".join(CATALOGUE)
-        raise click.UsageError(f"there is no drill {name}: use all, campaign or one of {known}")
+        raise click.UsageError(f"there is no drill {name}: use all, campaign, soak or one of {known}")
     return [CATALOGUE[name]]
 
 

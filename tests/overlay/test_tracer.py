@@ -16,7 +16,7 @@ from overlay.batch import (
 )
 from overlay.delay import age_bound_ns, link_bound_ns
 from overlay.framing import FRAME_HEADER_BYTES
-from overlay.limits import DRIFT_PPM
+from overlay.limits import DRIFT_PPM, RUN_OVERHEAD_BYTES
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
@@ -140,7 +140,7 @@ def test_what_is_shed_is_recorded_and_the_rest_keeps_its_passage():
 
 def test_a_full_outbox_and_a_lost_peer_are_recorded():
     made = tracer()
-    outbox = Outbox(capacity_bytes=100)
+    outbox = Outbox(capacity_bytes=2 * (len(message(1)) + RUN_OVERHEAD_BYTES))
     outbox.trace = made.link("edge-2")
     for sequence in (1, 2, 3):
         run = Run(1, message(sequence))

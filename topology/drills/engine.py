@@ -24,6 +24,7 @@ from runtime.tracing import TraceSettings
 from topology.drills.actions import DEEDS
 from topology.drills.history import Excuse, Phases, judge_history, longest_gap_ms
 from topology.drills.script import Action, Drill, Fault
+from topology.drills.soak import Soak, soaking
 from topology.drills.targets import choose
 from topology.drills.verdict import DrillResult, InjectedFault, unknown, verdict_of
 from topology.driver import Driver, running
@@ -65,6 +66,9 @@ ON_THE_WAY_NS: Final = SECOND_NS
 """Messages published so long before an edge went away may have been on their way to it."""
 SILENCE_MAX_MS: Final = 1_000.0
 """Messages that keep flowing are never silent for longer, beyond their period."""
+STALL_MAX_MS: Final = 250.0
+"""A machine that stands still for longer may have silenced a stream by itself."""
+STALL_POLL_S: Final = 0.02
 TAIL_S: Final = 1.5
 """Messages flow so long after the recovery."""
 
@@ -107,6 +111,8 @@ async def _play(plan: Plan, observer: Observer) -> DrillResult:
     ) as driver:
         result = await _Play(plan, driver, observer).run()
         driver.keeps_directory |= bool(result.reasons())
+        if driver.keeps_directory:
+            observer.say(f"logs and records are kept in {driver.directory}")
         return result
 
 
@@ -135,6 +141,9 @@ class _Play:
     started_ns: int = 0
     whole_ns: int = 0
     stopped_ns: int = 0
+    soak: Soak | None = None
+    stall_ms: float = 0.0
+    """The longest this process, which does little, was kept from running since messages count."""
 
     def __post_init__(self) -> None:
         self.randomness = random.Random(self.plan.seed)
@@ -153,6 +162,16 @@ class _Play:
             f"{rate:g} messages/s from {len(topology.publishers)} publishers to "
             f"{len(topology.subscribers)} subscribers on {len(topology.topics)} topics"
         )
+        watching = asyncio.create_task(self._watch_machine())
+        try:
+            if not self.plan.drill.churns:
+                return await self._measured()
+            async with soaking(self.driver, self.plan.seed) as self.soak:
+                return await self._measured()
+        finally:
+            watching.cancel()
+
+    async def _measured(self) -> DrillResult:
         await self._flow_until(CALM_S, "calm before the fault")
         await self._check_rates()
         if await self._suffer():
@@ -163,6 +182,12 @@ class _Play:
         await self.load.stop()
         self.observer.progress("publishers stopped, the last messages arrive")
         return await self._judge(await self.load.results())
+
+    async def _watch_machine(self) -> None:
+        while True:
+            due_s = time.monotonic() + STALL_POLL_S
+            await asyncio.sleep(STALL_POLL_S)
+            self.stall_ms = max(self.stall_ms, 1e3 * (time.monotonic() - due_s))
 
     # What happens
 
@@ -338,12 +363,20 @@ class _Play:
             messages_flow(results.streams, self.stopped_ns),
             nothing_else_died(self.driver.died_unasked()),
         ]
+        if self.soak is not None:
+            self.promises += await self.soak.promises()
         wan = await self.driver.check_wan()
         if wan is not None and not wan[0]:
             raise DriverError(f"the WAN was not what was asked for: {wan[1]}")
         gap_ms = longest_gap_ms(results.streams, phases, self.stopped_ns)
         if plan.drill.flows:
-            self.promises.append(keeps_flowing(gap_ms, SILENCE_MAX_MS))
+            flowing = keeps_flowing(gap_ms, SILENCE_MAX_MS)
+            if not flowing.held and self.stall_ms > STALL_MAX_MS:
+                raise DriverError(
+                    f"{flowing.detail}; but the machine itself stood still for {self.stall_ms:.0f} ms: "
+                    "it is too busy for a verdict"
+                )
+            self.promises.append(flowing)
         return DrillResult(
             drill=plan.drill.name,
             driver=plan.driver,

@@ -95,6 +95,8 @@ class Drill:
     """How long messages flow, at least."""
     settled_s: float = STABLE_S
     """Before each fault the assignment must have been the same for so long."""
+    churns: bool = False
+    """Clients and topics come and go, and no broker may grow."""
     flows: bool = False
     """Messages keep flowing through the fault: no stream may fall silent."""
 
