@@ -33,7 +33,8 @@ def milliseconds(value: float | None) -> str:
         return NOTHING
     if value >= 1_000:
         return number(value / 1_000, " s")
-    return number(value, " ms") if value >= 1 or value == 0 else number(value * 1_000, " µs")
+    # What three digits would show as 1000 µs is a millisecond.
+    return number(value, " ms") if value >= 0.9995 or value == 0 else number(value * 1_000, " µs")
 
 
 def tick(value: float, unit: str = "") -> str:
