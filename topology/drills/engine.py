@@ -242,7 +242,7 @@ class _Play:
         deeds = DEEDS[fault.action]
         await deeds.inject(self.driver, target)
         self._excuse_moving(target, happening.at_ns)
-        self.observer.say(f"{deeds.happened} {self._described(target, before)}")
+        self.observer.say(deeds.happened.format(self._described(target, before)))
         if target == before.leader and fault.replaced:
             await self._see_leader_change(happening, before)
         if fault.replaced:
@@ -272,7 +272,7 @@ class _Play:
         deeds = DEEDS[happening.fault.action]
         await deeds.undo(self.driver, happening.target)
         happening.healed_ns = time.monotonic_ns()
-        self.observer.say(f"{deeds.undone} {happening.target}")
+        self.observer.say(deeds.undone.format(happening.target))
 
     async def _wait_whole(self, when: str, stable_s: float | None = None) -> Snapshot:
         """Wait until the overlay is whole but for those who are hit right now."""
