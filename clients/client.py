@@ -75,16 +75,15 @@ class Client:
         certificates: Path | str | None = None,
         principal: str = "",
         token: str = "",
-        insecure: bool = False,
     ) -> None:
         """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it.
 
         `certificates` is a folder with authority.pem: the connection is encrypted, and only edge brokers
         with a certificate are talked to. `principal` names the certificate in it that proves who we are;
-        a `token` does so without. `insecure` lets a token out unencrypted.
+        a `token` does so without.
         """
         tls = Tls.of_client(Path(certificates), principal) if certificates is not None else None
-        if tls is None and (principal or (token and not insecure)):
+        if tls is None and (principal or token):
             raise ClientError(
                 f"{'a certificate' if principal else 'a token'} needs an encrypted connection: "
                 "give the folder of certificates with authority.pem"

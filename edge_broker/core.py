@@ -144,7 +144,10 @@ class EdgeCore:
     def remove_client(self, client: Peer, now_ns: int = 0) -> None:
         """A client is gone, with what waits for it. Its endpoints must be gone already."""
         assert not client.publishers and not client.subscriptions
-        client.outbox.discard(now_ns, int(Reason.NO_SUBSCRIBER))
+        dropped, _ = client.outbox.discard(now_ns, int(Reason.NO_SUBSCRIBER))
+        if dropped:
+            self._dispatch.dropped[DropReason.NO_SUBSCRIBER] += dropped
+        self._targets.forget_peer(client)
         del self._clients[client.name]
 
     def ensure_topic(self, topic_id: int, name: str, qos: TopicQos) -> Topic:

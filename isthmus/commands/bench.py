@@ -14,7 +14,7 @@ from benchmarks.workload import Workload
 from isthmus.commands.bench_bounds import bounds, ring, tracing
 from isthmus.commands.bench_frame import crashes, frame
 from isthmus.commands.bench_spark import spark
-from isthmus.commands.bench_stress import detection, hostile, overload
+from isthmus.commands.bench_stress import detection, hostile, overload, tls
 from isthmus.errors import explain_errors
 
 
@@ -124,4 +124,5 @@ bench.add_command(crashes)
 bench.add_command(detection)
 bench.add_command(overload)
 bench.add_command(hostile)
+bench.add_command(tls)
 bench.add_command(spark)
