@@ -74,6 +74,17 @@ drills: install ## Every drill on the process testbed; all must hold (some ten m
 	$(BIN)/python -m benchmarks.machine > results/drills-machine.json
 	$(BIN)/isthmus drill all --no-report --json results/drills.json
 
+CAMPAIGN_SECONDS ?= 300
+CAMPAIGN_SEEDS ?= 1 2 3 4
+
+.PHONY: campaign
+campaign: install ## Random faults: three topologies times four seeds, five minutes each
+	mkdir -p results/campaign
+	for topology in wind-farm-storm two-lans star-8; do for seed in $(CAMPAIGN_SEEDS); do \
+		$(BIN)/isthmus drill campaign --no-report --topology $$topology --seed $$seed \
+		--seconds $(CAMPAIGN_SECONDS) --json results/campaign/$$topology-$$seed.json || exit $$?; done; done
+	$(BIN)/python -m topology.drills.campaign results/campaign/*.json
+
 # How long clients, topics and brokers come and go: make soak SECONDS=600
 SECONDS ?= 3600
 
