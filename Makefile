@@ -112,6 +112,8 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
 	$(BIN)/isthmus bench detection --kills 1 --freezes 1 --cuts 1 --busy-seconds 5
 	$(BIN)/isthmus bench overload --seconds 4
+	$(BIN)/isthmus bench ring --publications 50
+	$(BIN)/isthmus bench tracing --rounds 1 --messages 2000
 	$(BIN)/isthmus bench hostile --rounds 1 --window-s 1 --scale 0.01 --no-judge
 	$(BIN)/isthmus bench tls --rounds 1 --window-s 0.5
 

@@ -11,7 +11,7 @@ from benchmarks import coordination as coordination_benchmark
 from benchmarks import cores as cores_benchmark
 from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.workload import Workload
-from isthmus.commands.bench_bounds import bounds, ring
+from isthmus.commands.bench_bounds import bounds, ring, tracing
 from isthmus.commands.bench_frame import crashes, frame
 from isthmus.commands.bench_spark import spark
 from isthmus.commands.bench_stress import detection, hostile, overload, tls
@@ -118,6 +118,7 @@ def cores(topics: int, rounds: int, trace_sample: float | None, file: Path | Non
 
 bench.add_command(bounds)
 bench.add_command(ring)
+bench.add_command(tracing)
 bench.add_command(frame)
 bench.add_command(crashes)
 bench.add_command(detection)
