@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology isthmus benchmarks
+SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology simulation isthmus benchmarks
 TESTFLAGS ?=
 
 .DEFAULT_GOAL := help
@@ -62,10 +62,28 @@ test: install ## Unit and integration tests, with a real ZooKeeper
 test-slow: install ## Spark on a cluster, reports of whole testbeds: more than ten seconds each
 	$(BIN)/python -m pytest -m slow $(TESTFLAGS)
 
+SEEDS ?= 500
+
+.PHONY: sim
+sim: install ## SEEDS=500 overlays in virtual time while everything goes wrong
+	$(BIN)/isthmus sim --seeds $(SEEDS)
+
 .PHONY: drills
 drills: install ## Every drill on the process testbed; all must hold (some ten minutes)
 	mkdir -p results
+	$(BIN)/python -m benchmarks.machine > results/drills-machine.json
 	$(BIN)/isthmus drill all --no-report --json results/drills.json
+
+CAMPAIGN_SECONDS ?= 300
+CAMPAIGN_SEEDS ?= 1 2 3 4
+
+.PHONY: campaign
+campaign: install ## Random faults: three topologies times four seeds, five minutes each
+	mkdir -p results/campaign
+	for topology in wind-farm-storm two-lans star-8; do for seed in $(CAMPAIGN_SEEDS); do \
+		$(BIN)/isthmus drill campaign --no-report --topology $$topology --seed $$seed \
+		--seconds $(CAMPAIGN_SECONDS) --json results/campaign/$$topology-$$seed.json || exit $$?; done; done
+	$(BIN)/python -m topology.drills.campaign results/campaign/*.json
 
 # How long clients, topics and brokers come and go: make soak SECONDS=600
 SECONDS ?= 3600
@@ -76,7 +94,7 @@ soak: install ## An hour of churn; no broker may grow in memory, descriptors or 
 
 .PHONY: drills-table
 drills-table: ## Put the result of make drills into benchmarks/results and docs/drills.md
-	cp results/drills.json benchmarks/results/drills.json
+	cp results/drills.json results/drills-machine.json benchmarks/results/
 	$(BIN)/python -m topology.drills.table benchmarks/results/drills.json docs/drills.md
 
 # More inputs, or those of another run: make fuzz INPUTS=1000000 SEED=7
@@ -94,6 +112,10 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
 	$(BIN)/isthmus bench detection --kills 1 --freezes 1 --cuts 1 --busy-seconds 5
 	$(BIN)/isthmus bench overload --seconds 4
+	$(BIN)/isthmus bench ring --publications 50
+	$(BIN)/isthmus bench tracing --rounds 1 --messages 2000
+	$(BIN)/isthmus bench hostile --rounds 1 --window-s 1 --scale 0.01 --no-judge
+	$(BIN)/isthmus bench tls --rounds 1 --window-s 0.5
 
 .PHONY: compose-file
 compose-file: install ## Make docker-compose.yml anew from the topology two-lans
