@@ -62,6 +62,14 @@ test: install ## Unit and integration tests, with a real ZooKeeper
 test-slow: install ## Spark on a cluster, reports of whole testbeds: more than ten seconds each
 	$(BIN)/python -m pytest -m slow $(TESTFLAGS)
 
+# More inputs, or those of another run: make fuzz INPUTS=1000000 SEED=7
+INPUTS ?= 100000
+SEED ?= 1
+
+.PHONY: fuzz
+fuzz: install ## Hostile bytes for every decoder and file reader
+	ISTHMUS_FUZZ_INPUTS=$(INPUTS) ISTHMUS_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest $(TESTFLAGS) tests/fuzz
+
 .PHONY: bench-smoke
 bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench coordination --lans 4 --routers 4 --topics 20 --subscribers 40 --workers 2

@@ -20,7 +20,7 @@ below a threshold. So the next sampled sequence of a publisher follows from the 
 additions, and all other messages cost a node one comparison with it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from struct import Struct
@@ -43,6 +43,10 @@ LOG_MAX_BYTES: Final = 16 * MIB
 PEERS_MAX: Final = 65_535
 """Peer ids have 16 bits; 0 stands for none or unknown."""
 UNKNOWN_SLACK: Final = -(2**63)
+
+
+_NUMBER_LIMIT: Final = 2**63
+"""Readers keep numbers in 64 bits with a sign."""
 
 
 class TraceError(OverlayError):
@@ -236,6 +240,8 @@ class SegmentHeader:
             assert isinstance(wanted, type | tuple)
             if isinstance(value, bool) or not isinstance(value, wanted):
                 raise TraceError(f"segment header has {field.name} {show(value)}, which has the wrong type")
+            if isinstance(value, int) and not 0 <= value < _NUMBER_LIMIT:
+                raise TraceError(f"segment header has {field.name} {value}, which nothing reaches")
             known[field.name] = value
         return cls(**known), end
 
@@ -288,20 +294,36 @@ def encode_peer(peer: int, name: str) -> bytes:
 
 def decode_topic(payload: bytes) -> TopicEntry:
     """Read a topic block; raises TraceError."""
-    values = _unpack_map(payload)
-    try:
-        return TopicEntry(**{name: values[name] for name in TopicEntry._fields})
-    except KeyError as missing:
-        raise TraceError(f"topic entry without {missing}") from None
+    entry = TopicEntry(**_fields_of("topic", payload, TopicEntry._fields))
+    _check_entry("topic", entry.topic, entry.name)
+    for number in (entry.deadline_ns, entry.loss_tolerance, entry.period_ns):
+        if number is not None and not _is_number(number):
+            raise TraceError(f"topic entry has {show(number)} where a number belongs")
+    return entry
 
 
 def decode_peer(payload: bytes) -> PeerEntry:
     """Read a peer block; raises TraceError."""
+    entry = PeerEntry(**_fields_of("peer", payload, PeerEntry._fields))
+    _check_entry("peer", entry.peer, entry.name)
+    return entry
+
+
+def _fields_of(kind: str, payload: bytes, names: Sequence[str]) -> dict[str, Any]:
     values = _unpack_map(payload)
     try:
-        return PeerEntry(**{name: values[name] for name in PeerEntry._fields})
+        return {name: values[name] for name in names}
     except KeyError as missing:
-        raise TraceError(f"peer entry without {missing}") from None
+        raise TraceError(f"{kind} entry without {missing}") from None
+
+
+def _check_entry(kind: str, number: object, name: object) -> None:
+    if not _is_number(number) or not isinstance(name, str):
+        raise TraceError(f"{kind} entry has number {show(number)} and name {show(name)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBER_LIMIT
 
 
 def read_blocks(data: bytes, offset: int) -> Iterator[Block | int]:

@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 
 from benchmarks import detection as detection_benchmark
+from benchmarks import hostile as hostile_benchmark
 from benchmarks import overload as overload_benchmark
 from benchmarks.frame_testbed import Setup
 from benchmarks.frame_workload import TOPICS_LEAST
+from benchmarks.hostile_peer import KINDS
 from isthmus.errors import explain_errors
 from overlay.limits import HEARTBEAT_SILENCE_NS, MILLISECOND_NS
 
@@ -63,5 +65,33 @@ def overload(factor: float, seconds: float, keep_logs: bool, file: Path | None) 
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     click.echo(overload_benchmark.summary(result))
+    if not result["ok"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option(
+    "--attack",
+    "attacks",
+    multiple=True,
+    type=click.Choice(list(KINDS)),
+    help="Only this one; repeat. All of them without it.",
+)
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--window-s", type=click.FloatRange(0.2), default=3.0, show_default=True)
+@click.option(
+    "--scale", type=click.FloatRange(0.001), default=1.0, show_default=True, help="Of the attackers."
+)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
+)
+@explain_errors
+def hostile(attacks: tuple[str, ...], rounds: int, window_s: float, scale: float, file: Path | None) -> None:
+    """Attack an edge broker; fails if others lose messages, miss deadlines, or wait for a stalled one."""
+    settings = hostile_benchmark.Settings(attacks or tuple(KINDS), rounds, window_s, scale=scale)
+    result = asyncio.run(hostile_benchmark.measure(settings, _say))
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    click.echo(hostile_benchmark.summary(result))
     if not result["ok"]:
         raise SystemExit(1)
