@@ -27,6 +27,7 @@ _WINDOW: Final = 64
 _COUNTED_MOST: Final = 8_192
 _PRIOR_LOST: Final = 0.5
 _PRIOR_COUNTED: Final = 100.0
+_BURSTY: Final = 0.4
 _PRIOR_LOSSES: Final = 2.0
 """Until some losses were seen, the next one is taken to be independent."""
 
@@ -137,10 +138,14 @@ def in_series(ways: Iterable[Distribution]) -> Distribution:
 
 
 def copies_for(loss: float, burst: float, residual: float) -> int:
-    """How often a datagram must be sent so that at most this share is lost altogether."""
+    """How often a datagram must be sent so that at most this share is lost altogether.
+
+    Once, if losses come in bursts that would swallow most copies: that is what congestion looks like,
+    and more datagrams would only add to it.
+    """
     copies = 1
     lost = loss
-    while lost > residual and copies < COPIES_MAX:
+    while lost > residual and copies < COPIES_MAX and max(burst, loss) < _BURSTY:
         lost *= max(burst, loss)
         copies += 1
     return copies

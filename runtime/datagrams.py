@@ -14,6 +14,7 @@ without a channel at all (a proxy, a firewall, an older peer), every frame goes 
 
 import asyncio
 import logging
+import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from overlay.errors import ProtocolError
 from overlay.express import COPY_EVERY_NS, LONG_ROUND_TRIP_NS, Express, Report
 from overlay.framing import FRAME_HEADER_BYTES
-from overlay.limits import SECOND_NS
+from overlay.limits import MIB, SECOND_NS
 
 if TYPE_CHECKING:
     from runtime.connection import Connection
@@ -41,6 +42,8 @@ _KEY_BYTES: Final = 32
 _HEARD_WITHIN_NS: Final = 1 * SECOND_NS
 """Without a report for this long and two round trips, datagrams are not relied on."""
 _REPLAY_WINDOW: Final = 1_024
+_RECEIVE_BUFFER_BYTES: Final = 4 * MIB
+"""A datagram that comes while we do something else should not be lost for it."""
 
 
 class Seal(NamedTuple):
@@ -91,6 +94,9 @@ class DatagramPort(asyncio.DatagramProtocol):
         # asyncio's own is no DatagramTransport by its class.
         self._transport = cast(asyncio.DatagramTransport, transport)
         self.port = transport.get_extra_info("sockname")[1]
+        sock = transport.get_extra_info("socket")
+        if sock is not None:  # as much as the system allows
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""

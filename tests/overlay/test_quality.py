@@ -82,7 +82,8 @@ def test_copies_are_as_many_as_the_losses_demand():
     assert copies_for(0.0005, 0.0005, 0.001) == 1
     assert copies_for(0.01, 0.01, 0.001) == 2
     assert copies_for(0.01, 0.01, 0.000_01) == 3
-    # Bursts eat copies.
-    assert copies_for(0.01, 0.5, 0.001) == 4
+    assert copies_for(0.01, 0.2, 0.001) == 3
+    # Where bursts would eat most copies, none are sent.
+    assert copies_for(0.01, 0.5, 0.001) == 1
     assert loss_of_all(0.01, 0.01, 2) == pytest.approx(0.0001)
     assert loss_of_all(0.01, 0.5, 2) == pytest.approx(0.005)
