@@ -225,7 +225,7 @@ def _line(row: dict[str, Any]) -> str:
 def summary(result: dict[str, Any]) -> str:
     """A result as text for people."""
     lines = [
-        "| case | policy | average, ms | p99, ms | max, ms | within 100 ms, % | 300 ms | 600 ms | MB | paths |",
+        "| case | policy | average, ms | p99 | maximum | within 100 ms, % | 300 ms | 600 ms | MB | paths |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for row in result["cases"]:
