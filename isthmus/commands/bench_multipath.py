@@ -1,4 +1,4 @@
-"""`isthmus bench multipath`: one path or two across an emulated WAN."""
+"""`isthmus bench multipath` and `isthmus bench transports`: across an emulated WAN."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from benchmarks import multipath as benchmark
+from benchmarks import transports as transports_benchmark
 from isthmus.errors import explain_errors
 from overlay.paths import Policy
 
@@ -40,6 +41,28 @@ def multipath(
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     click.echo(benchmark.summary(result))
     if not result["ok"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option("--delay-ms", type=click.FloatRange(0), default=250.0, show_default=True)
+@click.option(
+    "--loss", type=click.FloatRange(0, 0.5), default=0.01, show_default=True, help="Share of packets."
+)
+@click.option("--rate", "rate_per_s", type=click.FloatRange(1), default=100.0, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
+)
+@explain_errors
+def transports(delay_ms: float, loss: float, rate_per_s: float, seconds: float, file: Path | None) -> None:
+    """What a lost packet costs over TCP, over several connections, and with datagrams (needs root)."""
+    settings = transports_benchmark.Settings(delay_ms, loss, rate_per_s, seconds)
+    result = asyncio.run(transports_benchmark.measure(settings, lambda text: click.echo(text, err=True)))
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    click.echo(transports_benchmark.summary(result))
+    if not result["valid"]:
         raise SystemExit(1)
 
 
