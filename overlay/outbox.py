@@ -8,7 +8,9 @@ Order: runs leave by earliest deadline, runs of the same millisecond in the orde
 Neighbouring runs with the same batch header leave as one frame. Bytes handed to a socket are
 first come, first served for good, so an outbox hands over little at a time: nothing while the
 socket is full, and no more than a window of unacknowledged bytes, which grows while the peer
-acknowledges promptly and shrinks when it does not. What waits here can still be overtaken.
+acknowledges promptly and shrinks when it does not. If a smaller window makes no difference, the peer
+is slow because it seldom gets the processor, not because our bytes queue: then it grows again, or
+little would be taken at a time by one that could take much. What waits here can still be overtaken.
 """
 
 from collections import deque
@@ -27,6 +29,7 @@ from overlay.limits import (
     MIB,
     MILLISECOND_NS,
     OUTBOX_MAX_BYTES,
+    RUN_OVERHEAD_BYTES,
     URGENT_NS,
 )
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
@@ -113,12 +116,18 @@ class Outbox:
         "_capacity_bytes",
         "_frames_resent",
         "_frames_sent",
+        "_has_shrunk",
         "_is_connected",
+        "_last_later_ns",
+        "_last_origin",
+        "_last_shift_ns",
         "_least_shift_ns",
         "_lost_tickets",
         "_messages_dropped",
         "_messages_sent",
         "_sent",
+        "_sent_at_change",
+        "_taken_before_ns",
         "_unacknowledged",
         "_unacknowledged_bytes",
         "_waiting",
@@ -144,7 +153,15 @@ class Outbox:
         self._is_connected = False
         self._least_shift_ns: dict[int, int] = {}
         """By origin: the least clock shift since nothing waited; all deadlines are compared with it."""
+        # Most runs have the origin and the shift of the one before: one comparison instead of a lookup.
+        self._last_origin = 0
+        self._last_shift_ns = UNKNOWN_CLOCK_SHIFT
+        self._last_later_ns = 0
         self._window_bytes = WINDOW_FIRST_BYTES
+        # The last change of the window, how long frames took before it, and which were sent since.
+        self._has_shrunk = False
+        self._taken_before_ns = 0
+        self._sent_at_change = 0
         # Frames numbered _acknowledged+1 .. _sent, oldest first.
         self._unacknowledged: deque[_Sent] = deque()
         self._unacknowledged_bytes = 0
@@ -171,17 +188,15 @@ class Outbox:
         if not self._waiting_messages:
             self._busy_since_ns = now_ns
             self._least_shift_ns.clear()
+            self._last_shift_ns = UNKNOWN_CLOCK_SHIFT
         if deadline_ns and clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
-            # A shift that has grown makes a later message look older than one before it.
-            least_ns = self._least_shift_ns.get(origin)
-            if least_ns is None or clock_shift_ns < least_ns:
-                self._least_shift_ns[origin] = clock_shift_ns
-            else:
-                deadline_ns += clock_shift_ns - least_ns
+            if clock_shift_ns != self._last_shift_ns or origin != self._last_origin:
+                self._compare_shift(origin, clock_shift_ns)
+            deadline_ns += self._last_later_ns
         self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages
-        if self._waiting_bytes + self._unacknowledged_bytes > self._capacity_bytes:
+        if self.load_bytes > self._capacity_bytes:
             return self._make_room(now_ns)
         return 0
 
@@ -229,7 +244,8 @@ class Outbox:
                 continue
             frame.is_received = True
             self._unacknowledged_bytes -= len(frame.data)
-            slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
+            if number > self._sent_at_change:
+                slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
             tickets.extend(frame.tickets)
             frame.tickets = []
         if slowest_ns:
@@ -246,7 +262,7 @@ class Outbox:
                 CloseReason.BAD_MESSAGE, f"peer acknowledges {received} frames, {self._sent} were sent"
             )
         tickets: list[Ticket] = []
-        if now_ns and received > self._acknowledged:
+        if now_ns and received > self._acknowledged >= self._sent_at_change:
             # A frame that others have overtaken was lost on the way: it says nothing of queues.
             overtaken = any(
                 frame.is_received for frame in islice(self._unacknowledged, received - self._acknowledged)
@@ -282,18 +298,23 @@ class Outbox:
     def restart(self, received: int = 0) -> list[bytes]:
         """A new connection to a peer that counts on from `received`. Returns what to send again."""
         self._acknowledged = received
-        self._sent = received + len(self._unacknowledged)
+        self._sent = self._sent_at_change = received + len(self._unacknowledged)
         self._frames_resent += len(self._unacknowledged)
         return [frame.data for frame in self._unacknowledged]
 
-    def withdraw(self) -> list[bytes]:
-        """Take back everything not acknowledged: bodies of data frames, sent ones first."""
+    def pending(self) -> list[bytes]:
+        """Everything not acknowledged: bodies of data frames, sent ones first."""
         bodies = [frame.data[FRAME_HEADER_BYTES:] for frame in self._unacknowledged]
         bodies.extend(
             encode_batch(item.urgency, item.origin, item.clock_shift_ns, (item.run,))[FRAME_HEADER_BYTES:]
             for item in self._waiting
             if item.ticket is None or not item.ticket.cancelled
         )
+        return bodies
+
+    def withdraw(self) -> list[bytes]:
+        """Take back everything not acknowledged, as `pending` gives it."""
+        bodies = self.pending()
         self._clear()
         return bodies
 
@@ -321,8 +342,9 @@ class Outbox:
 
     @property
     def load_bytes(self) -> int:
-        """Waiting and unacknowledged bytes."""
-        return self._waiting_bytes + self._unacknowledged_bytes
+        """Memory that waiting and unacknowledged messages take."""
+        waiting_bytes = self._waiting_bytes + len(self._waiting) * RUN_OVERHEAD_BYTES
+        return waiting_bytes + self._unacknowledged_bytes
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -369,6 +391,15 @@ class Outbox:
         assert self._waiting_bytes == sum(len(item.run.data) for item in self._waiting)
         assert self._waiting_messages == sum(item.run.messages for item in self._waiting)
 
+    def _compare_shift(self, origin: int, clock_shift_ns: int) -> None:
+        """A shift that has grown makes a later message look older than one before it: by how much."""
+        least_ns = self._least_shift_ns.get(origin)
+        if least_ns is None or clock_shift_ns < least_ns:
+            self._least_shift_ns[origin] = least_ns = clock_shift_ns
+        self._last_origin = origin
+        self._last_shift_ns = clock_shift_ns
+        self._last_later_ns = clock_shift_ns - least_ns
+
     def _take_frame(self, now_ns: int) -> bytes | None:
         """The next frame; None if the run that was next has been cancelled."""
         first = self._waiting.pop()
@@ -401,7 +432,7 @@ class Outbox:
             runs.append(item.run)
             size += len(item.run.data)
             messages += item.run.messages
-        data = encode_batch(first.urgency, first.origin, first.clock_shift_ns, runs)
+        data = encode_batch(first.urgency, first.origin, first.clock_shift_ns, runs, now_ns)
         self._unacknowledged.append(_Sent(data, now_ns, tickets))
         self._unacknowledged_bytes += len(data)
         self._sent += 1
@@ -417,10 +448,26 @@ class Outbox:
         return data
 
     def _adapt_window(self, taken_ns: int) -> None:
-        if taken_ns > SLOW_NS:
-            self._window_bytes = max(self._window_bytes // 2, WINDOW_LEAST_BYTES)
-        elif taken_ns < PROMPT_NS and self._unacknowledged_bytes > self._window_bytes // 2:
-            self._window_bytes = min(self._window_bytes * 2, WINDOW_MOST_BYTES)
+        """A frame sent since the window was changed has taken so long."""
+        is_full = self._unacknowledged_bytes > self._window_bytes // 2
+        if taken_ns < PROMPT_NS:
+            if is_full:
+                self._change_window(True, taken_ns)
+        elif taken_ns > SLOW_NS:
+            # Less on the way and no sooner there, or more and no later: our bytes are not what it waits for.
+            before_ns = self._taken_before_ns
+            in_vain = taken_ns > before_ns * 3 // 4 if self._has_shrunk else taken_ns < before_ns * 4 // 3
+            if not in_vain or is_full:
+                self._change_window(in_vain, taken_ns)
+
+    def _change_window(self, grow: bool, taken_ns: int) -> None:
+        window_bytes = 2 * self._window_bytes if grow else self._window_bytes // 2
+        window_bytes = min(max(window_bytes, WINDOW_LEAST_BYTES), WINDOW_MOST_BYTES)
+        if window_bytes != self._window_bytes:
+            self._window_bytes = window_bytes
+            self._has_shrunk = not grow
+            self._taken_before_ns = taken_ns
+            self._sent_at_change = self._sent
 
     def _make_room(self, now_ns: int) -> int:
         """Drop what is due first, and so most likely late, until the outbox is within its capacity."""

@@ -28,7 +28,9 @@ from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
 import msgpack
+from librt.strings import BytesWriter
 
+from overlay.batch import SAMPLING_MASK, SAMPLING_STEP
 from overlay.errors import OverlayError, show
 from overlay.limits import KIB, MIB, MILLISECOND_NS
 from overlay.qos import TopicQos
@@ -369,12 +371,7 @@ def _unpack_map(packed: bytes) -> dict[str, Any]:
 
 # Sampling
 
-_MODULUS: Final = 0x8000_0000
-SAMPLING_MASK: Final = 0x7FFF_FFFF
-SAMPLING_STEP: Final = 0x4F1B_BCDD
-"""2^31 divided by the golden ratio: neighbouring sequences fall far apart.
-
-With 31 bits no product exceeds what a compiled node multiplies in one instruction."""
+_MODULUS: Final = SAMPLING_MASK + 1
 
 
 class Sampling:
@@ -390,8 +387,8 @@ class Sampling:
         self.threshold = min(round(rate * _MODULUS), _MODULUS)
 
     def is_sampled(self, publisher: int, sequence: int) -> bool:
-        """Whether all nodes trace this message."""
-        return (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
+        """Whether all nodes trace this message. Publishers' ids are random, so half of one will do."""
+        return ((publisher >> 32) + sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
 
 
 class TraceLog:
@@ -399,22 +396,23 @@ class TraceLog:
 
     __slots__ = (
         "_all_tables",
-        "_buffer",
-        "_limit_bytes",
         "_lost",
         "_peers",
-        "_recorded",
+        "_taken_records",
         "_taken_tables",
         "_topics",
+        "buffer",
+        "limit_bytes",
         "sampling",
     )
 
     def __init__(self, sampling: Sampling, limit_bytes: int = LOG_MAX_BYTES) -> None:
         self.sampling = sampling
-        self._limit_bytes = limit_bytes
-        self._buffer = bytearray()
+        self.limit_bytes = limit_bytes
+        self.buffer = BytesWriter()
+        """Records that wait. A tracer writes them here itself while there is room."""
         self._lost = 0
-        self._recorded = 0
+        self._taken_records = 0
         self._topics: dict[int, tuple[str, TopicQos]] = {}
         self._peers: dict[str, int] = {}
         self._all_tables = bytearray()
@@ -423,7 +421,7 @@ class TraceLog:
     @property
     def recorded(self) -> int:
         """Records since the start."""
-        return self._recorded
+        return self._taken_records + len(self.buffer) // RECORD_BYTES
 
     @property
     def lost(self) -> int:
@@ -433,7 +431,7 @@ class TraceLog:
     @property
     def waiting_bytes(self) -> int:
         """Size of what waits to be written."""
-        return len(self._buffer)
+        return len(self.buffer)
 
     def define_topic(self, topic: int, name: str, qos: TopicQos) -> None:
         """Say what a topic id stands for; again when its quality of service is learnt or changes."""
@@ -492,21 +490,25 @@ class TraceLog:
 
     def append(self, record: bytes) -> None:
         """Write down a record as packed by `RECORD`."""
-        if len(self._buffer) >= self._limit_bytes:
-            self._lost += 1
+        if len(self.buffer) >= self.limit_bytes:
+            self.lose()
             return
-        self._recorded += 1
-        self._buffer += record
+        self.buffer.write(record)
 
-    def take(self) -> tuple[bytes, bytearray]:
+    def lose(self) -> None:
+        """A record found no room."""
+        self._lost += 1
+
+    def take(self) -> tuple[bytes, bytes]:
         """All that waits: blocks of new table entries, and records without a block around them yet.
 
-        Nothing large is copied or summed up here: that is for whoever writes, off the hot path.
+        Nothing is summed up here: that is for whoever writes, off the hot path.
         """
         tables = bytes(self._all_tables[self._taken_tables :])
         self._taken_tables = len(self._all_tables)
-        records = self._buffer
-        self._buffer = bytearray()
+        records = self.buffer.getvalue()
+        self.buffer.truncate(0)
+        self._taken_records += len(records) // RECORD_BYTES
         return tables, records
 
     def tables(self) -> bytes:

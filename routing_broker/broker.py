@@ -63,6 +63,10 @@ _TOPICS_AT_A_TIME: Final = 500
 """Topics that are looked after before messages are."""
 _EDGE_LINGER_NS: Final = 10 * SECOND_NS
 """How long messages wait for an edge that is neither registered nor connected."""
+_LEARNING_S: Final = 2.0
+"""A starting broker waits for news of its topics as long as they do not fail to come for this long."""
+_STARTING_READS_PER_S: Final = 2_000.0
+"""Pace of reading while there are no messages that could wait for it."""
 _LOAD_REPORT_S: Final = 5.0
 _PRUNE_S: Final = 0.005
 """How long prunes are collected before they are sent."""
@@ -80,7 +84,8 @@ class RoutingBroker:
         self.config = config
         self.id = config.id
         self._recorder = open_recorder(config.tracing, self.id, Role.ROUTER)
-        self.core = RouterCore(Mode(config.mode), config.delays, tracer_of(self._recorder))
+        tracer = tracer_of(self._recorder, config.clock_drift_ppm)
+        self.core = RouterCore(Mode(config.mode), config.delays, tracer)
         self.session = Session(
             config.zookeeper,
             config.chroot,
@@ -93,6 +98,7 @@ class RoutingBroker:
         self.hub: Hub
         self.locator = ""
         self.http = ""
+        self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._background = Background()
         self._links: dict[str, Link] = {}
@@ -107,6 +113,7 @@ class RoutingBroker:
         self._admission = AdmissionWatch(config.delays)
         self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
+        self._assignments_read = False
         self._partners = Partners(self.id)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
@@ -120,7 +127,7 @@ class RoutingBroker:
     # Life
 
     async def start(self) -> None:
-        """Connect to ZooKeeper, listen, register, take part in the election."""
+        """Connect to ZooKeeper, learn our topics, listen, register, take part in the election."""
         config = self.config
         await self.session.start()
         await self.coordinator.start()
@@ -138,6 +145,12 @@ class RoutingBroker:
             connections_per_address=config.connections_per_address,
             tls=self._tls,
         )
+        self._watches = [
+            self.coordinator.watch_edge_names(self._on_edges),
+            self.coordinator.watch_routers(self._on_routers),
+            self.coordinator.watch_assignments(self.id, self._on_assignments),
+        ]
+        await self._learn_topics()
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
         self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
@@ -151,17 +164,29 @@ class RoutingBroker:
                 delays=config.delays,
             )
         )
-        self._watches = [
-            self.coordinator.watch_edge_names(self._on_edges),
-            self.coordinator.watch_routers(self._on_routers),
-            self.coordinator.watch_assignments(self.id, self._on_assignments),
-        ]
         self._candidacy = self.coordinator.join_election(self.id, policy_by_name(config.policy))
         self._background.spawn(every(1.0, self._housekeeping), "housekeeping")
         self._background.spawn(self._report_load(), "report load")
         if self._recorder is not None:
             self._background.spawn(self._recorder.flush_regularly(), "flush traces")
         log.info("routing broker serves", extra={"locator": self.locator, "http": self.http})
+
+    async def _learn_topics(self) -> None:
+        """Read who subscribes to the topics that were ours before a restart.
+
+        Edges turn to their primary as soon as it listens. Until then the backup serves them; afterwards
+        they would have to wait for us to read. A topic that cannot be read holds us up only for a while.
+        """
+        self.coordinator.set_reading_pace(_STARTING_READS_PER_S)
+        known = -1
+        while known < len(self._views):
+            known = len(self._views)
+            if await wait_until(self._knows_its_topics, _LEARNING_S):
+                break
+        self.coordinator.set_reading_pace()
+
+    def _knows_its_topics(self) -> bool:
+        return self._assignments_read and all(name in self._views for name in self._assigned)
 
     async def drain(self) -> None:
         """Let the leader move all topics away, then let the outboxes run empty.
@@ -298,6 +323,7 @@ class RoutingBroker:
     def _on_assignments(self, topics: frozenset[str]) -> None:
         given, taken = topics - self._assigned, self._assigned - topics
         self._assigned = topics
+        self._assignments_read = True
         for name in given:
             handle = self._leaving.pop(name, None)
             if handle is not None:
@@ -384,7 +410,7 @@ class RoutingBroker:
             dialer = self._dialers.get(record.id)
             if dialer is None:
                 link = self._router_link(record.id)
-                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator))
+                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator), self._proxy)
             else:
                 dialer.locator = Locator.parse(record.locator)
 

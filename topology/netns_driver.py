@@ -81,6 +81,36 @@ class NetnsDriver(LocalDriver):
         for source, target in self._lanes(lan, ways):
             await self.network.change(source, target, one_way=True, rate_mbit=rate_mbit)
 
+    async def delay(self, lan: str, delay_ms: float | None) -> None:
+        """Let each link of a LAN take so long each way; None: as the topology has it."""
+        lanes = set(self._lanes(lan, BOTH_WAYS))
+        for link in self.network.plan.links:
+            if (link.source, link.target) in lanes:
+                changed_ms = link.conditions.delay_ms if delay_ms is None else delay_ms
+                await self.network.change(link.source, link.target, one_way=True, delay_ms=changed_ms)
+
+    async def cut_zookeeper(self, broker: str) -> None:
+        """Cut a broker off from ZooKeeper."""
+        await self.network.cut(*self._sites(broker, self.network.plan.zookeeper))
+
+    async def heal_zookeeper(self, broker: str) -> None:
+        """Join a broker to ZooKeeper again."""
+        await self.network.heal(*self._sites(broker, self.network.plan.zookeeper))
+
+    async def cut_routers(self, one: str, other: str) -> None:
+        """Cut two routing brokers off from each other."""
+        await self.network.cut(*self._sites(one, other))
+
+    async def heal_routers(self, one: str, other: str) -> None:
+        """Join two routing brokers again."""
+        await self.network.heal(*self._sites(one, other))
+
+    def _sites(self, one: str, other: str) -> tuple[str, str]:
+        sites = self.network.plan.host(one).site, self.network.plan.host(other).site
+        if sites[0] == sites[1]:
+            raise self._cannot(f"cut {one} off from {other}, both are at {sites[0]}")
+        return sites
+
     async def wan_statistics(self, lan: str) -> GatewayStatistics:
         """What has passed between a LAN and all other sites; bytes are those of whole packets."""
         found = await self.network.statistics()

@@ -17,6 +17,7 @@ from overlay.limits import (
     HEARTBEAT_INTERVAL_MAX_NS,
 )
 from overlay.messages import (
+    PROTOCOL_VERSION,
     Close,
     Declare,
     EndpointKind,
@@ -87,7 +88,11 @@ async def test_a_client_needs_no_cluster_and_learns_it(world: World, server: Nod
 @pytest.mark.parametrize(
     ("fields", "reason", "words"),
     [
-        ({"protocol": 99}, CloseReason.WRONG_PROTOCOL, "speaks protocol 99, this node 1: upgrade the older"),
+        (
+            {"protocol": 99},
+            CloseReason.WRONG_PROTOCOL,
+            f"speaks protocol 99, this node {PROTOCOL_VERSION}: upgrade the older",
+        ),
         (
             {"cluster": "other"},
             CloseReason.WRONG_CLUSTER,
