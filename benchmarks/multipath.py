@@ -39,7 +39,7 @@ from topology.netns_driver import NetnsDriver
 TOPOLOGY: Final = "pubsubcoord-8-cases"
 CASES: Final = tuple(range(1, 9))
 DEADLINES_MS: Final = (100, 300, 600)
-RATE_PER_S: Final = 50
+RATE_PER_S: Final = 100
 PAYLOAD_BYTES: Final = 64
 NODES_MS: Final = 10.0
 """Allowed for clients and brokers on a path."""
@@ -53,7 +53,7 @@ class Settings:
     """One measurement."""
 
     seconds: float = 30.0
-    settle_s: float = 15.0
+    settle_s: float = 12.0
     """Links are measured and paths chosen in this time, before messages count."""
     cases: tuple[int, ...] = CASES
     policies: tuple[Policy, ...] = tuple(Policy)

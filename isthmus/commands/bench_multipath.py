@@ -14,7 +14,7 @@ from overlay.paths import Policy
 
 @click.command()
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Of each case.")
-@click.option("--settle-s", type=click.FloatRange(0), default=15.0, show_default=True, help="Before that.")
+@click.option("--settle-s", type=click.FloatRange(0), default=12.0, show_default=True, help="Before that.")
 @click.option("--cases", default="1-8", show_default=True, help="For example 1,5 or 6-8.")
 @click.option("--policies", default=",".join(Policy), show_default=True)
 @click.option("--calibration-packets", type=click.IntRange(100), default=benchmark.CALIBRATION_PACKETS)
