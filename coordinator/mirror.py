@@ -121,7 +121,7 @@ class Mirror(ABC, Generic[_View]):
             self._resync_timer.cancel()
         if self._task is not None:
             self._task.cancel()
-        for kind, path in self._armed:
+        for kind, path in sorted(self._armed):
             self._session.forget_watch(kind, path, self._on_hint)
         self._armed.clear()
 
@@ -290,9 +290,9 @@ class TopicMirror(Mirror[TopicView]):
 
     async def _read(self) -> TopicView | None:
         while True:
-            stale = {WatchKind.DATA, WatchKind.CHILDREN} - self._current
+            stale = [kind for kind in WatchKind if kind not in self._current]
             # Set before reading: a hint during the read must be able to clear it again.
-            self._current |= stale
+            self._current.update(stale)
             outcomes = await asyncio.gather(
                 *(self._read_part(kind) for kind in stale), return_exceptions=True
             )

@@ -113,6 +113,11 @@ class Targets:
         self._turning.pop(topic, None)
         self._forget_undelivered()
 
+    def forget_peer(self, peer: Peer) -> None:
+        """A client is gone: routes to it are not shared any more, or they would keep it in memory."""
+        for key in [key for key, route in self._routes.items() if peer in route.peers]:
+            del self._routes[key]
+
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
         if outboxes.keys() == self.lan_edges.keys():

@@ -324,7 +324,7 @@ class RoutingBroker:
         given, taken = topics - self._assigned, self._assigned - topics
         self._assigned = topics
         self._assignments_read = True
-        for name in given:
+        for name in sorted(given):
             handle = self._leaving.pop(name, None)
             if handle is not None:
                 handle.cancel()
@@ -332,7 +332,7 @@ class RoutingBroker:
                 self._topic_watches[name] = self.coordinator.watch_topic(name, self._on_topic)
             elif (view := self._views.get(name)) is not None:
                 self._partners.set_topic(name, view.record.primary, view.record.backup)
-        for name in taken:
+        for name in sorted(taken):
             self._partners.forget_topic(name)
             self._leaving[name] = self.hub.loop.call_later(_TOPIC_LINGER_S, self._leave_topic, name)
 
@@ -398,13 +398,13 @@ class RoutingBroker:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
         self._dial_partners(self._partners.names)
-        for name in appeared & self._dialers.keys():
+        for name in sorted(appeared & self._dialers.keys()):
             self._dialers[name].hurry()
 
     def _dial_partners(self, partners: Iterable[str | None]) -> None:
         """Keep a link to every routing broker we share a topic with; the lower name dials."""
-        for name in partners:
-            record = self._routers.get(name) if name is not None else None
+        for name in sorted(name for name in partners if name is not None):
+            record = self._routers.get(name)
             if record is None or record.id < self.id:
                 continue
             dialer = self._dialers.get(record.id)
@@ -423,7 +423,7 @@ class RoutingBroker:
                 self._set_topic(topic)
             if number % _TOPICS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        for name in self._dialers.keys() - self._partners.names - self._routers.keys():
+        for name in sorted(self._dialers.keys() - self._partners.names - self._routers.keys()):
             await self._dialers.pop(name).stop()
             self._links.pop(f"{Role.ROUTER}:{name}", None)
         for edge in list(self.core.peers):
