@@ -75,7 +75,11 @@ def test_reordered_datagrams_are_not_lost():
 def test_a_lossless_link_has_to_prove_itself():
     assert LossMeter().loss == pytest.approx(0.005)
     assert _meter(False for _ in range(300)).loss > 0.001
-    assert _meter(False for _ in range(600)).loss < 0.001
+    assert 0 < _meter(False for _ in range(600)).loss < 0.001
+    assert _meter(False for _ in range(1_100)).loss == 0
+    # One loss is remembered for long.
+    assert _meter(number == 500 for number in range(10_000)).loss > 0
+    assert _meter(number == 500 for number in range(40_000)).loss == 0
 
 
 def test_copies_are_as_many_as_the_losses_demand():
