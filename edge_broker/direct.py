@@ -210,7 +210,7 @@ def view_of(link: Link, *, outgoing: bool) -> LinkView:
     """What is known of one direction of a link."""
     delays = link.delays.distribution() if link.delays is not None else ()
     express = link.express
-    if express is None:  # TCP repairs losses, which shows in the delays
+    if express is None or not express.is_worth_it:  # TCP repairs losses, which shows in the delays
         return LinkView(delays)
     loss, burst = (
         (express.loss_there, express.burst_there) if outgoing else (express.meter.loss, express.meter.burst)

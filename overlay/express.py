@@ -127,10 +127,15 @@ class Express:
     def takes(self, urgency: int, size_bytes: int) -> bool:
         """Whether a frame of this class and size should be a datagram."""
         return (
-            self.round_trip_ns >= LONG_ROUND_TRIP_NS
+            self.is_worth_it
             and size_bytes + _FRAME_HEADER.size <= DATAGRAM_MAX_BYTES
             and class_least_ns(urgency) < URGENT_NS
         )
+
+    @property
+    def is_worth_it(self) -> bool:
+        """The way is so long that TCP would not repair a loss soon enough."""
+        return self.round_trip_ns >= LONG_ROUND_TRIP_NS
 
     def send(self, number: int, body: bytes, urgency: int, now_ns: int) -> bytes:
         """The payload to send now; copies follow in `due`."""

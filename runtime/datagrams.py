@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from overlay.errors import ProtocolError
-from overlay.express import COPY_EVERY_NS, LONG_ROUND_TRIP_NS, Express, Report
+from overlay.express import COPY_EVERY_NS, Express, Report
 from overlay.framing import FRAME_HEADER_BYTES
 from overlay.limits import MIB, SECOND_NS
 
@@ -236,7 +236,7 @@ class Channel:
             if link.delays is not None:
                 link.delays.add(round_trip_ns // 2)
         outbox = link.outbox
-        outbox.is_express = self.express.round_trip_ns >= LONG_ROUND_TRIP_NS
+        outbox.is_express = self.express.is_worth_it
         smoothed_ns = self.express.round_trip_ns
         if report.received >= outbox.next_unacknowledged:
             link.acknowledged(outbox.acknowledge(report.received, now_ns, smoothed_ns))

@@ -15,7 +15,6 @@ from tests.runtime.nodes import Node, World
 def every_link_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """On loopback TCP would be good enough."""
     monkeypatch.setattr("overlay.express.LONG_ROUND_TRIP_NS", 1)
-    monkeypatch.setattr("runtime.datagrams.LONG_ROUND_TRIP_NS", 1)
 
 
 async def _pair(world: World) -> tuple[Node, Node, Link]:
