@@ -64,6 +64,8 @@ ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 # Datagrams beside a link
 DATAGRAM_MAX_BYTES: Final = 1_200
 """Frames that make a larger datagram go by TCP: this much fits every usual path unfragmented."""
+URGENT_NS: Final = 1 * SECOND_NS
+"""Messages with longer deadlines never travel as datagrams."""
 COPIES_MAX: Final = 4
 """Most copies of a datagram that are sent at once."""
 

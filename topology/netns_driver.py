@@ -218,8 +218,7 @@ class NetnsDriver(LocalDriver):
         the silence that they bear by default.
         """
         plan = self.network.plan
-        routers = {router.name for router in self.topology.routers}
-        others = {host.name for host in plan.hosts if not host.is_switch} if broker in routers else routers
+        others = {host.name for host in plan.hosts if not host.is_switch}
         here = plan.host(broker).site
         round_trip_ms = max(plan.round_trip_ms(here, plan.host(other).site) for other in others)
         default_ms = HEARTBEAT_SILENCE_NS / MILLISECOND_NS

@@ -13,6 +13,7 @@ from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.workload import Workload
 from isthmus.commands.bench_bounds import bounds, ring, tracing
 from isthmus.commands.bench_frame import crashes, frame
+from isthmus.commands.bench_multipath import multipath, transports
 from isthmus.commands.bench_spark import spark
 from isthmus.commands.bench_stress import detection, hostile, overload, tls
 from isthmus.errors import explain_errors
@@ -124,5 +125,7 @@ bench.add_command(crashes)
 bench.add_command(detection)
 bench.add_command(overload)
 bench.add_command(hostile)
+bench.add_command(multipath)
+bench.add_command(transports)
 bench.add_command(tls)
 bench.add_command(spark)
