@@ -236,8 +236,7 @@ class Outbox:
                 continue
             frame.is_received = True
             self._unacknowledged_bytes -= len(frame.data)
-            if number > self._sent_at_change:
-                slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
+            slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
             tickets.extend(frame.tickets)
             frame.tickets = []
         if slowest_ns:
