@@ -192,7 +192,8 @@ class Outbox:
         if deadline_ns and clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
             if clock_shift_ns != self._last_shift_ns or origin != self._last_origin:
                 self._compare_shift(origin, clock_shift_ns)
-            deadline_ns += self._last_later_ns
+            if self._last_later_ns:
+                deadline_ns += self._last_later_ns
         self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages

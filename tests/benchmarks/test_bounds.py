@@ -48,6 +48,7 @@ async def test_no_bound_is_below_the_truth_and_links_are_bounded_closely() -> No
     assert f"{result['messages']} messages, 0 bounds below" in bounds.summary(result)
 
 
+@pytest.mark.slow
 @pytest.mark.testbed
 async def test_optimised_bounds_follow_the_delay_and_unoptimised_ones_the_helpers() -> None:
     result = await ring.measure(150, seed=3)
