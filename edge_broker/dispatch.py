@@ -106,8 +106,7 @@ class Dispatch:
             deadline = route.unsure.until_ns = now_ns + route.deadline_ns
         else:
             deadline = born_ns - header.clock_shift_ns + route.deadline_ns
-            if deadline < route.unsure.until_ns:
-                deadline = route.unsure.until_ns
+            deadline = max(deadline, route.unsure.until_ns)
         if run.came is not None and self._tracer is not None and not route.peers:
             self._tracer.received(run)
         tickets: list[Ticket] = []

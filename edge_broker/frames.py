@@ -61,7 +61,7 @@ def on_our_clock(body: bytes, publishers: Sequence[Publisher], shift_ns: int, no
             # A client cannot make its messages younger than now.
             stamp_ns = born_ns - shift_ns
             if stamp_ns > here_ns:
-                here_ns = publisher.born_ns = stamp_ns if stamp_ns < now_ns else now_ns
+                here_ns = publisher.born_ns = min(now_ns, stamp_ns)
             elif not here_ns:  # older than our clock
                 here_ns = publisher.born_ns = 1
         data.write(body[copied : offset + BORN_OFFSET])

@@ -429,8 +429,7 @@ class RouterCore:
         deadline = 0
         if self._mode.by_deadline:
             deadline = born_here_ns + route.deadline_ns
-            if deadline < route.unsure.until_ns:
-                deadline = route.unsure.until_ns
+            deadline = max(deadline, route.unsure.until_ns)
             if not known:
                 route.unsure.until_ns = deadline
         copy: Copy | None = None
