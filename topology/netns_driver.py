@@ -10,23 +10,13 @@ figures are left in `wan-statistics.json` beside the logs.
 """
 
 import asyncio
-import contextlib
-import json
 import socket
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
-from overlay.limits import (
-    HEARTBEAT_INTERVAL_NS,
-    HEARTBEAT_SILENCE_INTERVALS,
-    HEARTBEAT_SILENCE_NS,
-    MILLISECOND_NS,
-)
 from runtime.tracing import TraceSettings
 from topology.calibration import Calibration
 from topology.children import Child
@@ -67,44 +57,23 @@ class NetnsDriver(LocalDriver):
 
     async def cut(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Cut a LAN off from all other sites."""
-        for source, target in self._lanes(lan, ways):
-            await self.network.cut(source, target, one_way=True)
+        await self.network.cut_site(self._lan(lan), ways)
 
     async def heal(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Join a LAN to all other sites again."""
-        for source, target in self._lanes(lan, ways):
-            await self.network.heal(source, target, one_way=True)
+        await self.network.heal_site(self._lan(lan), ways)
 
     async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Let each link of a LAN carry only so much in each of these directions; None: no limit."""
-        rate_mbit = None if bytes_per_s is None else bytes_per_s * 8 / 1e6
-        for source, target in self._lanes(lan, ways):
-            await self.network.change(source, target, one_way=True, rate_mbit=rate_mbit)
+        await self.network.limit_site(self._lan(lan), bytes_per_s, ways)
 
     async def wan_statistics(self, lan: str) -> GatewayStatistics:
         """What has passed between a LAN and all other sites; bytes are those of whole packets."""
-        found = await self.network.statistics()
-        out = [lane for lane in found["lanes"] if lane["from"] == lan]
-        back = [lane for lane in found["lanes"] if lane["to"] == lan]
-        return GatewayStatistics(
-            connections=sum(lane["connections"] for lane in out),
-            bytes_out=sum(lane["bytes"] for lane in out),
-            bytes_back=sum(lane["bytes"] for lane in back),
-            messages_out=_messages(out),
-            messages_back=_messages(back),
-            unreadable=sum(lane["unreadable"] for lane in (*out, *back)),
-            late_max_ms=found["late_max_ms"],
-        )
+        return await self.network.site_statistics(self._lan(lan))
 
     async def check_wan(self) -> tuple[bool, str] | None:
         """Whether every packet so far was carried in time."""
-        found = await self.network.statistics()
-        if found["invalid"] is not None:
-            return False, found["invalid"]
-        return True, (
-            f"{found['forwarded']} packets were carried, 99 % at most {found['late_p99_ms']:g} ms late, "
-            f"the latest {found['late_max_ms']:g} ms"
-        )
+        return await self.network.check()
 
     # Where everything is
 
@@ -158,11 +127,6 @@ class NetnsDriver(LocalDriver):
     async def _stop_wan(self) -> None:
         if self._zookeeper_threads is not None:
             await asyncio.to_thread(self._zookeeper_threads.shutdown)
-        if self.network.ferry is not None and self.network.ferry.is_alive:
-            # Nothing to write where the run was cancelled before the ferry served.
-            with contextlib.suppress(DriverError):
-                found = await self.network.statistics()
-                (self.directory / "wan-statistics.json").write_text(json.dumps(found, indent=1))
         await self.network.stop()
 
     def _wan_processes(self) -> list[Child]:
@@ -172,48 +136,11 @@ class NetnsDriver(LocalDriver):
         plan = self.network.plan
         nodes = []
         for router in self.topology.routers:
-            arguments = ("--insecure", *self._patience(router.name), "--host-label", router.host)
+            arguments = ("--insecure", "--host-label", router.host)
             address = plan.host(router.name).address
             nodes.append(LocalNode(router.name, "router", "", address, arguments))
         for lan in self.topology.lans:
             for edge in lan.edges:
-                arguments = ("--insecure", *self._patience(edge), "--lan", lan.name)
+                arguments = ("--insecure", "--lan", lan.name)
                 nodes.append(LocalNode(edge, "edge", lan.name, plan.host(edge).address, arguments))
         return nodes
-
-    def _patience(self, broker: str) -> tuple[str, ...]:
-        """How much silence a broker has to bear, as far away as others are from it.
-
-        Brokers measure the round trip and adapt, but on a long link the first answer comes only after
-        the silence that they bear by default.
-        """
-        plan = self.network.plan
-        routers = {router.name for router in self.topology.routers}
-        others = {host.name for host in plan.hosts if not host.is_switch} if broker in routers else routers
-        here = plan.host(broker).site
-        round_trip_ms = max(plan.round_trip_ms(here, plan.host(other).site) for other in others)
-        default_ms = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
-        if round_trip_ms <= default_ms / 2:
-            return ()
-        interval_ms = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
-        silence_ms = max(default_ms, 2 * round_trip_ms + HEARTBEAT_SILENCE_INTERVALS * interval_ms)
-        return ("--silence-ms", f"{silence_ms:g}", "--failover-ms", f"{silence_ms:g}")
-
-    def _lanes(self, lan: str, ways: Iterable[Way]) -> list[tuple[str, str]]:
-        wanted = set(ways)
-        lanes = [
-            (link.source, link.target)
-            for link in self.network.plan.links
-            if (link.source == lan and Way.OUT in wanted) or (link.target == lan and Way.BACK in wanted)
-        ]
-        if not lanes:
-            known = ", ".join(item.name for item in self.topology.lans)
-            raise DriverError(f"there is no LAN {lan}: use one of {known}")
-        return lanes
-
-
-def _messages(lanes: list[dict[str, Any]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for lane in lanes:
-        total.update(lane["messages"])
-    return dict(total)

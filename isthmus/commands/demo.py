@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -19,13 +19,11 @@ from isthmus.latency import tell_latency, trace_everything
 from runtime.tracing import TraceSettings
 from topology.demo import DemoResult, Observer, run_demo
 from topology.driver import Driver
+from topology.drivers import DRIVERS, DRIVERS_HELP, driver_kind
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
-from topology.netns_driver import NetnsDriver
-from topology.process_driver import ProcessDriver
 
 _SECONDS = 15.0
-_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
 
 
 class _Narrator(Observer):
@@ -77,10 +75,10 @@ class _Narrator(Observer):
 @click.option("--keep", is_flag=True, help="Keep logs and records of the run.")
 @click.option(
     "--driver",
-    type=click.Choice(list(_DRIVERS)),
+    type=click.Choice(list(DRIVERS)),
     default="process",
     show_default=True,
-    help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
+    help=DRIVERS_HELP,
 )
 @click.option("--report/--no-report", default=True, help="Trace every message and end with a report.")
 @click.option(
@@ -115,7 +113,7 @@ def demo(
         described = load_topology(topology)
         trace = trace_everything(report_dir) if report else None
         _introduce(console, described)
-        result = asyncio.run(_play(console, described, seconds, keep, _DRIVERS[driver], trace))
+        result = asyncio.run(_play(console, described, seconds, keep, driver_kind(driver), trace))
     except (TopologyError, CoordinationError) as error:
         _write(json_file, {"ok": False, "error": str(error), "topics": []})
         raise click.ClickException(str(error)) from error

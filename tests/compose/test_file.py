@@ -1,0 +1,109 @@
+"""The committed docker-compose.yml runs as it is: health, isolation, a dead ZooKeeper server, the report."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.compose.projects import ROOT, addresses_of, container_of, docker, everything_of, reaches, wait_for
+from topology.compose import HTTP_PORT, LISTEN_PORT, zookeeper_check
+from topology.model import load_topology
+
+pytestmark = pytest.mark.compose
+
+PROJECT = f"isthmus-test-{os.getpid()}"
+TOPOLOGY = load_topology("two-lans")
+TOOLS = (("docker", "compose"), ("docker-compose",))
+
+
+def compose(tool: tuple[str, ...], *words: str) -> None:
+    done = subprocess.run(
+        [*tool, "--project-name", PROJECT, *words],
+        cwd=ROOT,
+        env={**os.environ, "REPORT_EVERY_S": "10"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(params=TOOLS, ids=" ".join)
+def project(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The file, up with one of the tools."""
+    tool: tuple[str, ...] = request.param
+    try:
+        works = subprocess.run([*tool, "version"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        works = False
+    if not works:
+        pytest.skip(f"{' '.join(tool)} is not installed")
+    try:
+        compose(tool, "up", "--detach", "--no-build")
+        yield PROJECT
+    finally:
+        compose(tool, "down", "--volumes", "--timeout", "2")
+        assert everything_of(PROJECT) == []
+
+
+def test_runs_as_it_is(project: str) -> None:
+    containers = {
+        name: container_of(project, name)
+        for name in (
+            *("zookeeper-1", "zookeeper-2", "zookeeper-3"),
+            *(router.name for router in TOPOLOGY.routers),
+            *(edge for lan in TOPOLOGY.lans for edge in lan.edges),
+            *(lan.client_host for lan in TOPOLOGY.lans),
+            "report",
+        )
+    }
+    # Every subscriber has heard every publisher of its topic.
+    for lan in TOPOLOGY.lans:
+        wait_for(lambda lan=lan: '"warm"' in docker("logs", containers[lan.client_host]), 60, "warm clients")
+    _clients_reach_their_own_lan_only(containers)
+    _two_of_three_zookeepers_serve(containers)
+    _the_report_is_written(containers["report"])
+
+
+def _clients_reach_their_own_lan_only(containers: dict[str, str]) -> None:
+    for lan in TOPOLOGY.lans:
+        clients = containers[lan.client_host]
+        assert len(addresses_of(clients)) == 1
+        for edge in lan.edges:
+            assert reaches(clients, edge, LISTEN_PORT)
+            assert len(addresses_of(containers[edge])) == 2
+        others = set(containers) - {*lan.edges, lan.client_host, "report"}
+        for other in others:
+            ports = (2181,) if other.startswith("zookeeper") else (LISTEN_PORT, HTTP_PORT)
+            for host in (other, *addresses_of(containers[other])):
+                assert not any(reaches(clients, host, port) for port in ports), (lan.name, other, host)
+    # What was refused above is there: the edges reach it.
+    assert reaches(containers["plant-1"], "router-1", LISTEN_PORT)
+    assert reaches(containers["plant-1"], "zookeeper-1", 2181)
+
+
+def _two_of_three_zookeepers_serve(containers: dict[str, str]) -> None:
+    docker("kill", containers["zookeeper-1"])
+
+    def serves(keeper: str) -> bool:
+        check = ("exec", containers[keeper], "bash", "-c", f"{zookeeper_check(keeper, 2181)} && echo serves")
+        return docker(*check, check=False) == "serves"
+
+    for keeper in ("zookeeper-2", "zookeeper-3"):
+        wait_for(lambda keeper=keeper: serves(keeper), 30, f"{keeper} without zookeeper-1")
+
+
+def _the_report_is_written(report: str) -> None:
+    def written() -> dict[str, dict[str, object]]:
+        text = docker("exec", report, "cat", "/report/report.json", check=False)
+        return {item["topic"]: item for item in json.loads(text)["topics"]} if text else {}
+
+    def is_complete() -> bool:
+        topics = written()
+        return set(TOPOLOGY.topics) <= set(topics) and all(item["delivered"] for item in topics.values())
+
+    wait_for(is_complete, 240, "a report with messages of every topic")
+    assert "<html" in docker("exec", report, "head", "-c", "2000", "/report/report.html")
