@@ -204,14 +204,19 @@ class Chain:
             self._router.admit(self._source, _body(frame), 0, now_ns)
         for number, frame in enumerate(self._to_backup.take_frames(MIB, now_ns), 1):
             backup.keep("router", number, _body(frame), 0)
-        began_s = time.thread_time()
-        for _ in self._ingress.router_down_in_steps("router", now_ns):
-            pass
+        began_s = before_s = time.thread_time()
+        longest_s = 0.0
+        self._ingress.router_down("router", now_ns)
+        while self._ingress.is_turning:
+            self._ingress.turn_some(now_ns)
+            now_s = time.thread_time()
+            longest_s, before_s = max(longest_s, now_s - before_s), now_s
         turned_s = time.thread_time()
         backup.recover("router", now_ns)
         recovered_s = time.thread_time()
         return {
             "ingress edge turns to the backup": 1e3 * (turned_s - began_s),
+            "the longest step of that": 1e3 * longest_s,
             "backup recovers copies": 1e3 * (recovered_s - turned_s),
         }
 

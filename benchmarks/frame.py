@@ -126,6 +126,10 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
         "settings": asdict(settings),
         "machine": description,
         "notes": _notes(settings, sent, end, received),
+        "slow_windows": [
+            {"at_ms": round((end_ns - (run.crash_ns or run.start_ns)) / 1e6), "peaks_ms": peaks}
+            for end_ns, peaks in received["slow_windows"]
+        ],
         "courses": _courses(setup.topics, received, run.crash_ns or run.start_ns),
     }
 

@@ -13,6 +13,8 @@ BUCKET_NS: Final = 1 << 17
 BUCKETS: Final = 1 << 14
 """The last bucket, at about 2.1 s, holds all that is above."""
 PEAK_WINDOW_NS: Final = 20_000_000
+SLOW_WINDOW_NS: Final = 30_000_000
+"""Windows with a peak above this are told one by one, so that late messages can be explained."""
 _UNHEARD: Final = -1
 MISSING_MAX: Final = 100_000
 """Missing sequences remembered, to tell what comes late from what comes twice."""
@@ -115,6 +117,14 @@ class Record:
         """The highest latency of what arrived since then (up to a window before)."""
         return max((peaks[category] for end_ns, peaks in self.peaks if end_ns > since_ns), default=0) / 1e6
 
+    def slow_windows(self, above_ns: int) -> list[tuple[int, list[float]]]:
+        """When a message took longer than this: ends of windows, and the peaks of all categories in ms."""
+        return [
+            (end_ns, [round(peak / 1e6, 2) for peak in peaks])
+            for end_ns, peaks in self.peaks
+            if max(peaks) > above_ns
+        ]
+
     def to_result(self, crash_ns: int | None) -> dict[str, Any]:
         """All of it, as JSON has it."""
         kinds = range(len(self.late))
@@ -133,6 +143,7 @@ class Record:
             "peak_after_crash_ms": None
             if crash_ns is None
             else [self.peak_ms(kind, crash_ns) for kind in kinds],
+            "slow_windows": self.slow_windows(SLOW_WINDOW_NS),
             "courses": {
                 str(topic): {"sent_ns": sent.tolist(), "latency_ns": latency.tolist()}
                 for topic, (sent, latency) in self.courses.items()

@@ -15,9 +15,10 @@ one had not acknowledged; duplicates are dropped on the way and here.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from clients.errors import ClosedError, EdgeNotFoundError, RefusedError
+from clients.errors import ClientError, ClosedError, EdgeNotFoundError, RefusedError
 from clients.publisher import Publisher
 from clients.subscription import Overflow, Subscription
 from clients.tracing import ClientTracing
@@ -47,6 +48,7 @@ from runtime.discovery import discover
 from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
 from runtime.link import Link
+from runtime.tls import Tls
 from runtime.tracing import TraceSettings
 
 BACKLOG_MAX_BYTES: Final = 4 * MIB
@@ -70,8 +72,23 @@ class Client:
         host: Host | None = None,
         drift_ppm: int = DRIFT_PPM,
         trace: TraceSettings | None = None,
+        certificates: Path | str | None = None,
+        principal: str = "",
+        token: str = "",
+        insecure: bool = False,
     ) -> None:
-        """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it."""
+        """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it.
+
+        `certificates` is a folder with authority.pem: the connection is encrypted, and only edge brokers
+        with a certificate are talked to. `principal` names the certificate in it that proves who we are;
+        a `token` does so without. `insecure` lets a token out unencrypted.
+        """
+        tls = Tls.of_client(Path(certificates), principal) if certificates is not None else None
+        if tls is None and (principal or (token and not insecure)):
+            raise ClientError(
+                f"{'a certificate' if principal else 'a token'} needs an encrypted connection: "
+                "give the folder of certificates with authority.pem"
+            )
         if not 1 <= drift_ppm <= DRIFT_MAX_PPM:
             raise ValueError(
                 f"drift_ppm is {drift_ppm}: it must be from 1 to {DRIFT_MAX_PPM}; "
@@ -102,6 +119,8 @@ class Client:
             Identity(Role.CLIENT, f"{self.incarnation:016x}", self.incarnation, lan, drift_ppm=drift_ppm),
             self,
             clock=self.clock,
+            tls=tls,
+            token=token,
         )
         self._link = Link("edge", Role.EDGE, lan, Outbox())
         self._link.holds_data = True

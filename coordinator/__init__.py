@@ -18,6 +18,7 @@ from coordinator.errors import (
     NodeExistsError,
     NodeTooLargeError,
     NoNodeError,
+    NotAllowedError,
     NotEmptyError,
     RecordError,
     SessionClosedError,
@@ -30,6 +31,7 @@ from coordinator.errors import (
 )
 from coordinator.kazoo_client import ZooKeeperClient
 from coordinator.mirror import Watch
+from coordinator.partners import Partners
 from coordinator.policy import FewestTopics, LoadPolicy, MessageRate, policy_by_name
 from coordinator.records import (
     EdgeRecord,
@@ -41,6 +43,7 @@ from coordinator.records import (
     requests_of,
 )
 from coordinator.registration import Registration
+from coordinator.security import ZooKeeperSecurity, client_of
 from coordinator.session import Session, SessionState, SessionStatistics
 from overlay.messages import EndpointKind
 
@@ -70,7 +73,9 @@ __all__ = [
     "NoNodeError",
     "NodeExistsError",
     "NodeTooLargeError",
+    "NotAllowedError",
     "NotEmptyError",
+    "Partners",
     "Placement",
     "Reason",
     "RecordError",
@@ -89,8 +94,10 @@ __all__ = [
     "UnknownTopicError",
     "Watch",
     "ZooKeeperClient",
+    "ZooKeeperSecurity",
     "ZooKeeperStartError",
     "check_placements",
+    "client_of",
     "plan",
     "policy_by_name",
     "requests_of",

@@ -16,11 +16,11 @@ Steps 2 and 3 touch topics that work, so together they change a bounded number p
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coordinator.limits import MOVES_PER_ROUND, MOVES_PER_ROUND_SHARE
+from coordinator.limits import MOVES_PER_ROUND, MOVES_PER_ROUND_SHARE, MOVES_PER_STEP, TOPICS_PER_STEP
 from coordinator.policy import LoadPolicy
 from coordinator.records import RouterRecord
 
@@ -76,16 +76,9 @@ def plan(
     `routers` are those alive. `unsettled` are topics whose backup is too new to become primary.
     `awaited` are routers not alive that are expected back: their topics are left alone.
     """
-    usable = {name: router for name, router in routers.items() if not router.draining} or dict(routers)
-    if not usable:
-        return []
-    planner = _Planner(topics, usable, policy, frozenset(unsettled))
-    planner.repair(frozenset(awaited))
-    budget = moves_allowed(len(topics))
-    budget -= planner.spread(budget)
-    moved, waiting = planner.balance(budget)
-    if moved == 0 and not waiting:
-        planner.balance_backups(budget)
+    planner = Planner(topics, routers, policy, unsettled=unsettled, awaited=awaited)
+    for _ in planner.steps():
+        pass
     return planner.changes()
 
 
@@ -94,20 +87,25 @@ def settle(topics: Mapping[str, Placement], changes: Iterable[Change]) -> dict[s
     return {**topics, **{change.topic: change.placement for change in changes}}
 
 
-class _Planner:
-    """One call of `plan`: the placements as they will be, and counts that follow every change."""
+class Planner:
+    """One call of `plan`, in steps: the placements as they will be, and counts that follow every change."""
 
     def __init__(
         self,
         topics: Mapping[str, Placement],
         routers: Mapping[str, RouterRecord],
         policy: LoadPolicy,
-        unsettled: frozenset[str],
+        *,
+        unsettled: Collection[str] = frozenset(),
+        awaited: Collection[str] = frozenset(),
     ) -> None:
+        """What is passed must not change before the last step."""
+        routers = {name: router for name, router in routers.items() if not router.draining} or dict(routers)
         self._topics = topics
         self._routers = routers
         self._policy = policy
-        self._unsettled = unsettled
+        self._unsettled = frozenset(unsettled)
+        self._awaited = frozenset(awaited)
         self._costs = policy.topic_costs(routers)
         self._hosts = {router.host for router in routers.values()}
         self._primaries = dict.fromkeys(routers, 0)
@@ -119,16 +117,31 @@ class _Planner:
         """How many topics of a primary are backed by the same router."""
         self._changes: dict[str, Change] = {}
 
+    def steps(self) -> Iterator[None]:
+        """Decide; the caller may do other things between two steps, a millisecond or two each."""
+        if not self._routers:
+            return
+        yield from self._repair()
+        budget = moves_allowed(len(self._topics))
+        used = yield from self._spread(budget)
+        budget -= used
+        moved, waiting = yield from self._balance(budget)
+        if moved == 0 and not waiting:
+            yield from self._balance_backups(budget)
+
     def changes(self) -> list[Change]:
         """What was decided, without what came out as it was."""
         return [change for topic, change in self._changes.items() if change.placement != self._topics[topic]]
 
     # Repair
 
-    def repair(self, awaited: frozenset[str]) -> None:
+    def _repair(self) -> Iterator[None]:
         """Give every topic a usable primary and, where possible, a usable backup."""
         broken = []
-        for topic, placement in self._topics.items():
+        awaited = self._awaited
+        for number, (topic, placement) in enumerate(self._topics.items(), 1):
+            if number % TOPICS_PER_STEP == 0:
+                yield
             primary, backup = placement.primary, placement.backup
             if primary in awaited or backup in awaited:
                 self._count(primary, backup)
@@ -140,7 +153,9 @@ class _Planner:
             else:
                 broken.append(topic)
                 self._count(*self._what_stays(placement))
-        for topic in broken:
+        for number, topic in enumerate(broken, 1):
+            if number % MOVES_PER_STEP == 0:
+                yield
             self._mend(topic, self._topics[topic])
 
     def _stands(self, primary: str, backup: str | None) -> bool:
@@ -187,7 +202,7 @@ class _Planner:
 
     # Spread
 
-    def spread(self, budget: int) -> int:
+    def _spread(self, budget: int) -> Generator[None, None, int]:
         """Move backups off their primary's host; returns how many."""
         if len(self._hosts) < 2:
             return 0
@@ -201,19 +216,24 @@ class _Planner:
                 topic = names.pop()
                 self._move_backup(topic, primary, backup, better, Reason.SPREAD)
                 used += 1
+                if used % MOVES_PER_STEP == 0:
+                    yield
         return used
 
     # Balance
 
-    def balance(self, budget: int) -> tuple[int, bool]:
+    def _balance(self, budget: int) -> Generator[None, None, tuple[int, bool]]:
         """Move primaries towards even load; returns changes made, and whether moves await settling."""
         trusted = [
             name
             for name, router in self._routers.items()
             if self._policy.trusts(router, self._primaries[name])
         ]
-        used, waiting = 0, False
+        used, looked, waiting = 0, 0, False
         while used < budget and (pair := self._worst_pair(trusted)) is not None:
+            looked += 1
+            if looked % MOVES_PER_STEP == 0:
+                yield
             source, target = pair
             topic, backup, settled = self._pick(source, target)
             if topic is None:
@@ -264,7 +284,7 @@ class _Planner:
         pair = max(others, key=lambda pair: len(self._pairs[pair]), default=None)
         return (self._pairs[pair].pop(), pair[1], True) if pair is not None else (None, None, False)
 
-    def balance_backups(self, budget: int) -> None:
+    def _balance_backups(self, budget: int) -> Iterator[None]:
         """Even out the backups, once primaries need no moves."""
         used = 0
         while used < budget and (found := self._backup_to_move()) is not None:
@@ -272,6 +292,8 @@ class _Planner:
             topic = self._pairs[primary, source].pop()
             self._move_backup(topic, primary, source, target, Reason.BALANCE_BACKUPS)
             used += 1
+            if used % MOVES_PER_STEP == 0:
+                yield
 
     def _backup_to_move(self) -> tuple[str, str, str] | None:
         ranked = sorted(self._routers, key=self._backup_load)

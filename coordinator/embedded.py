@@ -33,6 +33,7 @@ from coordinator._child import GuardedProcess
 from coordinator.errors import FourLetterError, ZooKeeperStartError
 from coordinator.fourletter import four_letter_sync, parse_fields
 from coordinator.java import Java, find_java
+from runtime.tls import AUTHORITY_FILE, ZOOKEEPER_FILES
 
 TICK_MS = 500
 SESSION_TIMEOUT_MIN_MS = 1_000
@@ -58,6 +59,11 @@ JARS = (
     *("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl"),
 )
 """All the server loads of the more than 200 jars that Spark ships; opening the others only costs time."""
+TLS_JARS = (
+    *("netty-buffer", "netty-codec", "netty-codec-base", "netty-common", "netty-handler", "netty-resolver"),
+    *("netty-transport", "netty-transport-classes-epoll", "netty-transport-native-unix-common"),
+)
+"""What it loads besides to encrypt connections."""
 
 _PORT_TAKEN = "Address already in use"
 _SERVING_MODES = ("standalone", "leader", "follower")
@@ -96,13 +102,14 @@ class _Ports:
     client: int
     quorum: int
     election: int
+    secure: int
 
 
 class _PortTakenError(Exception):
     """A server could not bind; other ports may do."""
 
 
-def class_path() -> str:
+def class_path(*, tls: bool = False) -> str:
     """The jars of the server, from pyspark's folder; pyspark itself is not imported, that takes long."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
@@ -112,7 +119,8 @@ def class_path() -> str:
         )
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     # The version begins with a digit: that tells zookeeper-3.9.5.jar from zookeeper-jute-3.9.5.jar.
-    found = {name: sorted(folder.glob(f"{name}-[0-9]*.jar")) for name in JARS}
+    names = (*JARS, *TLS_JARS) if tls else JARS
+    found = {name: sorted(folder.glob(f"{name}-[0-9]*.jar")) for name in names}
     missing = [name for name, jars in found.items() if not jars]
     if missing:
         raise ZooKeeperStartError(
@@ -122,7 +130,9 @@ def class_path() -> str:
     return os.pathsep.join(str(jars[-1]) for jars in found.values())
 
 
-def server_command(java: Java, *, ensemble: bool, options: Sequence[str] = ()) -> list[str]:
+def server_command(
+    java: Java, *, ensemble: bool, options: Sequence[str] = (), tls: bool = False
+) -> list[str]:
     """How to start a server in a folder with `zoo.cfg` and `log4j2.properties`."""
     main = "quorum.QuorumPeerMain" if ensemble else "ZooKeeperServerMain"
     return [
@@ -132,7 +142,7 @@ def server_command(java: Java, *, ensemble: bool, options: Sequence[str] = ()) -
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
         "-Dlog4j2.configurationFile=./log4j2.properties",
         *options,
-        *("-cp", class_path()),
+        *("-cp", class_path(tls=tls)),
         f"org.apache.zookeeper.server.{main}",
         "./zoo.cfg",
     ]
@@ -165,6 +175,51 @@ def server_settings(host: str, client_port: int, peers: Sequence[str], tick_ms: 
         lines += [f"initLimit={max(2, 10_000 // tick_ms)}", f"syncLimit={max(2, 2_000 // tick_ms)}"]
         lines += [f"server.{number}={peer}" for number, peer in enumerate(peers, 1)]
     return "\n".join(lines) + "\n"
+
+
+def tls_settings(host: str, secure_port: int, *, ensemble: bool) -> str:
+    """Lines of zoo.cfg for an encrypted port, and encryption between the servers of an ensemble.
+
+    `write_tls_files` puts what they name into the server's folder.
+    """
+    lines = [
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+        f"secureClientPort={secure_port}",
+        f"secureClientPortAddress={host}",
+        "ssl.keyStore.location=./keystore.pem",
+        "ssl.keyStore.type=PEM",
+        "ssl.trustStore.location=./authority.pem",
+        "ssl.trustStore.type=PEM",
+        "ssl.clientAuth=need",
+        "ssl.protocol=TLSv1.3",
+        "ssl.enabledProtocols=TLSv1.3",
+    ]
+    if ensemble:
+        lines += [
+            "sslQuorum=true",
+            "ssl.quorum.keyStore.location=./keystore.pem",
+            "ssl.quorum.keyStore.type=PEM",
+            "ssl.quorum.trustStore.location=./authority.pem",
+            "ssl.quorum.trustStore.type=PEM",
+            "ssl.quorum.protocol=TLSv1.3",
+            "ssl.quorum.enabledProtocols=TLSv1.3",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write_tls_files(certificates: Path, folder: Path) -> None:
+    """Put the servers' certificate, key and authority where `tls_settings` says."""
+    try:
+        authority = (certificates / AUTHORITY_FILE).read_bytes()
+        pair = [(certificates / f"{ZOOKEEPER_FILES}.{ending}").read_bytes() for ending in ("key", "pem")]
+    except OSError as error:
+        raise ZooKeeperStartError(
+            f"{error.filename}: {error.strerror}: make it with `isthmus certs zookeeper {certificates} HOST`"
+        ) from error
+    (folder / "authority.pem").write_bytes(authority)
+    keystore = folder / "keystore.pem"
+    keystore.touch(mode=0o600)
+    keystore.write_bytes(b"".join(pair))
 
 
 def free_ports(host: str, count: int) -> list[int]:
@@ -276,7 +331,7 @@ class _Server:
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
-    def launch(self, java: Java, ensemble: bool) -> None:
+    def launch(self, java: Java, ensemble: bool, tls: bool) -> None:
         # A log of an earlier life must not be read as news of this one.
         for name in ("server.log", "console.log"):
             path = self.folder / name
@@ -284,7 +339,7 @@ class _Server:
                 path.replace(self.folder / f"{name}.previous")
         self.token = f"isthmus-{secrets.token_hex(8)}"
         # The word `envi` repeats the user's name: see `is_serving`.
-        command = server_command(java, ensemble=ensemble, options=[f"-Duser.name={self.token}"])
+        command = server_command(java, ensemble=ensemble, options=[f"-Duser.name={self.token}"], tls=tls)
         self.process = GuardedProcess(command, self.folder, self.folder / "console.log")
 
     def is_serving(self) -> bool:
@@ -330,6 +385,8 @@ class EmbeddedZooKeeper:
     `force_sync` makes servers wait for the disk at each write. By default they do so only in a directory that
     is kept: a crash of the server or of this process loses nothing either way, a power cut would, and what is
     private is gone after one in any case. Without it, a slow disk cannot expire sessions in tests and drills.
+    `certificates` is a folder with a certificate for ZooKeeper: then there is an encrypted port too, which
+    takes nobody without a certificate.
     """
 
     def __init__(
@@ -342,6 +399,7 @@ class EmbeddedZooKeeper:
         client_ports: Sequence[int] | None = None,
         java: Java | None = None,
         force_sync: bool | None = None,
+        certificates: Path | None = None,
     ) -> None:
         if servers not in (1, 3):
             raise ZooKeeperStartError(
@@ -360,6 +418,7 @@ class EmbeddedZooKeeper:
         self._client_ports = None if client_ports is None else tuple(client_ports)
         self._java = java
         self._force_sync = directory is not None if force_sync is None else force_sync
+        self._certificates = certificates
         self._directory: Path | None = None
         self._owner: IO[str] | None = None
         self._servers: list[_Server] = []
@@ -379,6 +438,13 @@ class EmbeddedZooKeeper:
         """The connection string for clients: every member, also one that is down."""
         self._require_started()
         return ",".join(f"{self._bracketed_host}:{server.ports.client}" for server in self._servers)
+
+    @property
+    def secure_hosts(self) -> str:
+        """The connection string for clients that encrypt; only with `certificates`."""
+        self._require_started()
+        assert self._certificates is not None
+        return ",".join(f"{self._bracketed_host}:{server.ports.secure}" for server in self._servers)
 
     @property
     def directory(self) -> Path:
@@ -416,7 +482,7 @@ class EmbeddedZooKeeper:
                 self._prepare()
                 try:
                     for server in self._servers:
-                        server.launch(java, self._count > 1)
+                        server.launch(java, self._count > 1, self._certificates is not None)
                     self._wait_until_serving(self._servers, deadline_s, timeout_s)
                 except _PortTakenError as error:
                     failure = error
@@ -462,7 +528,7 @@ class EmbeddedZooKeeper:
         if server.alive:
             raise ZooKeeperStartError(f"member {index} is alive: call kill_member({index}) first")
         assert self._java is not None
-        server.launch(self._java, self._count > 1)
+        server.launch(self._java, self._count > 1, self._certificates is not None)
         try:
             self._wait_until_serving([server], time.monotonic() + timeout_s, timeout_s)
         except _PortTakenError as error:
@@ -498,7 +564,7 @@ class EmbeddedZooKeeper:
     def _prepare(self) -> None:
         """Choose ports and write every member's folder."""
         assert self._directory is not None
-        numbers = free_ports(self._host, 3 * self._count)
+        numbers = free_ports(self._host, 4 * self._count)
         clients = self._client_ports or numbers[: self._count]
         others = iter(numbers[self._count :])
         self._servers = []
@@ -507,10 +573,12 @@ class EmbeddedZooKeeper:
             for path in (folder, folder / "data"):
                 path.mkdir(mode=0o700, exist_ok=True)
             self._servers.append(
-                _Server(index, folder, self._host, _Ports(client, next(others), next(others)))
+                _Server(index, folder, self._host, _Ports(client, next(others), next(others), next(others)))
             )
         for server in self._servers:
             (server.folder / "zoo.cfg").write_text(self._configuration(server))
+            if self._certificates is not None:
+                write_tls_files(self._certificates, server.folder)
             (server.folder / "log4j2.properties").write_text(_LOG4J2)
             (server.folder / "data" / "myid").write_text(f"{server.index + 1}\n")
 
@@ -518,13 +586,16 @@ class EmbeddedZooKeeper:
         peers = [
             f"{self._bracketed_host}:{peer.ports.quorum}:{peer.ports.election}" for peer in self._servers
         ]
-        return server_settings(
+        settings = server_settings(
             self._host,
             server.ports.client,
             peers if self._count > 1 else [],
             self._tick_ms,
             self._force_sync,
         )
+        if self._certificates is not None:
+            settings += tls_settings(self._host, server.ports.secure, ensemble=self._count > 1)
+        return settings
 
     def _wait_until_serving(self, servers: Sequence[_Server], deadline_s: float, timeout_s: float) -> None:
         pending = list(servers)

@@ -47,6 +47,10 @@ class BadVersionError(CoordinationError):
     """The znode has been changed since it was read."""
 
 
+class NotAllowedError(CoordinationError):
+    """The access list of a znode does not include us."""
+
+
 class NotEmptyError(CoordinationError):
     """The znode to delete has children."""
 

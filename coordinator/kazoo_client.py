@@ -12,12 +12,14 @@ makes it about twice as fast; see `_shorten_paths`.
 import logging
 import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from kazoo import client, exceptions, retry  # type: ignore[import-untyped]
+from kazoo import client, exceptions, retry, security  # type: ignore[import-untyped]
 from kazoo.handlers import utils  # type: ignore[import-untyped]
 
 from coordinator.client import ClientState, Done, StateListener, WatchCallback
@@ -27,6 +29,7 @@ from coordinator.errors import (
     CoordinationError,
     NodeExistsError,
     NoNodeError,
+    NotAllowedError,
     NotEmptyError,
     TransactionFailedError,
 )
@@ -81,15 +84,30 @@ class _Inline:
 class ZooKeeperClient:
     """One kazoo client: asynchronous requests with typed answers and errors of our own."""
 
-    def __init__(self, hosts: str, session_timeout_s: float, on_state: StateListener) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        session_timeout_s: float,
+        on_state: StateListener,
+        credentials: tuple[str, str] | None = None,
+        tls: tuple[str, str, str] | None = None,
+    ) -> None:
+        """`credentials` are user and password, `tls` files of authority, certificate and key."""
         self._on_state = on_state
         self._stopper: threading.Thread | None = None
         self._negotiated_timeout_s = session_timeout_s
         # The default retry waits up to an hour between two attempts to connect.
         forever = retry.KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0)
+        options: dict[str, Any] = {}
+        if credentials is not None:
+            options["auth_data"] = [("digest", ":".join(credentials))]
+            options["default_acl"] = (security.make_digest_acl(*credentials, all=True),)
         self._kazoo: Any = client.KazooClient(
-            hosts=hosts, timeout=session_timeout_s, connection_retry=forever, logger=_logger
+            hosts=hosts, timeout=session_timeout_s, connection_retry=forever, logger=_logger, **options
         )
+        if tls is not None:
+            # kazoo would trust every public authority too, and leave sockets open that no handshake came of.
+            self._kazoo.handler.create_connection = partial(_connect_encrypted, _tls_context(*tls))
         self._kazoo.add_listener(self._listen)
         self._observe_handshake()
         self._outlive_garbage()
@@ -241,6 +259,27 @@ class ZooKeeperClient:
         _link(result, path, done)
 
 
+def _tls_context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(authority)
+    if certificate:
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+def _connect_encrypted(
+    context: ssl.SSLContext, *, address: tuple[str, int], hostname: str, timeout: float, **_: Any
+) -> ssl.SSLSocket:
+    """What kazoo calls to connect; the server's certificate must be for `hostname`."""
+    plain = socket.create_connection(address, timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return context.wrap_socket(plain, server_hostname=hostname)
+    finally:
+        plain.close()  # the encrypted one has taken it over, or nobody needs it
+
+
 def _poll(
     readable: Sequence[Any], writable: Sequence[Any], _: Sequence[Any], timeout_s: float | None = None
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -321,6 +360,8 @@ def _translate(error: Any, path: str) -> CoordinationError:
         return BadVersionError(f"{path} has another version than expected")
     if isinstance(error, exceptions.NotEmptyError):
         return NotEmptyError(f"{path} has children")
+    if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
+        return NotAllowedError(f"ZooKeeper does not let us at {path}: check zookeeper_credentials")
     lost = exceptions.ConnectionLoss | exceptions.SessionExpiredError | exceptions.SessionMovedError
     if isinstance(error, lost | exceptions.OperationTimeoutError | exceptions.RequestTimeoutError):
         return ConnectionLostError(f"no answer for {path} ({type(error).__name__}), it may have been applied")

@@ -1,6 +1,6 @@
 """The leader's work: keep every topic assigned to routers that live.
 
-The decisions are made by `assignment.plan`. This module feeds it and carries out what it says:
+The decisions are made by `assignment.Planner`. This module feeds it and carries out what it says:
 
     hint ─▶ round: read new topics ─▶ plan ─▶ write in transactions ─▶ wait for the next hint
 
@@ -19,10 +19,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from coordinator import paths
-from coordinator.assignment import Change, Placement, plan
+from coordinator.assignment import Change, Placement, Planner
 from coordinator.election import Mandate
 from coordinator.errors import (
     ConnectionLostError,
@@ -37,7 +36,6 @@ from coordinator.limits import (
     CHANGES_PER_WAVE,
     FOLDER_KEPT_S,
     OPERATIONS_PER_TRANSACTION,
-    PLAN_ASIDE_TOPICS,
     READS_PER_WAVE,
     REST_PER_WORK,
     REVIEW_S,
@@ -61,6 +59,12 @@ class _Known:
 
     record: TopicRecord
     version: int
+    placement: Placement
+
+    @classmethod
+    def of(cls, record: TopicRecord, version: int) -> "_Known":
+        """A record and what it says about who serves the topic."""
+        return cls(record, version, Placement(record.primary, record.backup))
 
 
 @dataclass(slots=True)
@@ -189,20 +193,19 @@ class Leader:
     async def _plan(self, routers: dict[str, RouterRecord], now_ns: int) -> list[Change]:
         for topic in [topic for topic, at_ns in self._settled_at_ns.items() if at_ns <= now_ns]:
             del self._settled_at_ns[topic]
-        placements = {
-            name: Placement(known.record.primary, known.record.backup) for name, known in self._topics.items()
-        }
+        placements = {name: known.placement for name, known in self._topics.items()}
         # What the leader before us has changed just now is not known to us.
         recent = placements if self._in_term_for(SETTLE_S, now_ns) else self._settled_at_ns
-        make = partial(
-            plan,
+        planner = Planner(
             placements,
             routers,
             self._policy,
-            unsettled=frozenset(recent),
+            unsettled=recent.keys(),
             awaited=self._awaited(placements.values(), routers, now_ns),
         )
-        return make() if len(placements) < PLAN_ASIDE_TOPICS else await asyncio.to_thread(make)
+        for _ in planner.steps():
+            await asyncio.sleep(0)
+        return planner.changes()
 
     def _awaited(
         self, placements: Iterable[Placement], routers: dict[str, RouterRecord], now_ns: int
@@ -267,7 +270,7 @@ class Leader:
     async def _read_topic(self, topic: str) -> None:
         try:
             data, stat = await self._session.get(paths.topic_path(topic))
-            self._topics[topic] = _Known(TopicRecord.from_json(data), stat.version)
+            self._topics[topic] = _Known.of(TopicRecord.from_json(data), stat.version)
         except NoNodeError:
             # Deleted meanwhile; the list of names will say so.
             self._topics.pop(topic, None)
@@ -380,7 +383,7 @@ class Leader:
         settled_ns = self._clock() + int(SETTLE_S * SECOND_NS)
         for change, stat in zip(changes, stats, strict=True):
             before = self._topics[change.topic].record
-            self._topics[change.topic] = _Known(self._changed(change), stat.version)
+            self._topics[change.topic] = _Known.of(self._changed(change), stat.version)
             if change.placement.backup not in {None, before.backup, before.primary}:
                 self._settled_at_ns[change.topic] = settled_ns
         for operation in operations:

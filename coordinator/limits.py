@@ -50,8 +50,11 @@ FOLDER_KEPT_S: Final = 60.0
 MOVES_PER_ROUND: Final = 64
 MOVES_PER_ROUND_SHARE: Final = 0.05
 """A round of rebalancing touches at most the larger of this number and this share of the topics."""
-PLAN_ASIDE_TOPICS: Final = 1_000
-"""From this many topics on the plan is made on another thread: the leader also forwards messages."""
+TOPICS_PER_STEP: Final = 1_000
+"""Topics a leader looks at before it lets other work of its event loop go on: it also forwards messages,
+and a thread for the plan would only fight with them for the interpreter."""
+MOVES_PER_STEP: Final = 100
+"""The same for changes it decides on, each of which compares all routers."""
 READS_PER_WAVE: Final = 32
 """Topic records a leader asks for before it lets other work of its event loop go on."""
 CHANGES_PER_WAVE: Final = 64

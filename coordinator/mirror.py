@@ -301,7 +301,16 @@ class TopicMirror(Mirror[TopicView]):
     async def _read_part(self, kind: WatchKind) -> None:
         if kind is WatchKind.DATA:
             data, _ = await self._get(self._path)
-            self._record = TopicRecord.from_json(data)
+            record = TopicRecord.from_json(data)
+            known = self._record
+            if known is not None and known.id == record.id and record.epoch < known.epoch:
+                # From a leader that has been deposed, or from a server that lags behind.
+                self._settings.counters.failures += 1
+                _logger.warning(
+                    "topic %s: epoch %d is older than %d, ignored", record.name, record.epoch, known.epoch
+                )
+                return
+            self._record = record
         else:
             names = await self._children(self._path)
             self._endpoints = parse_endpoints(names, self._settings.counters, self._endpoints)

@@ -11,6 +11,7 @@ and backup, so that failover needs no handshake.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -19,25 +20,30 @@ from coordinator import (
     Coordinator,
     EdgeRecord,
     MakeClient,
+    Partners,
     Registration,
     RouterRecord,
     Session,
     Watch,
-    ZooKeeperClient,
+    client_of,
 )
 from edge_broker.core import EdgeCore
 from edge_broker.declarations import Declarations
+from edge_broker.direct import DECIDE_S, DirectPaths
 from edge_broker.model import Peer
 from overlay.discovery import Announcement
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
-from overlay.messages import ControlMessage, Declare, Hello, Role, Undeclare, Welcome
+from overlay.messages import ControlMessage, Declare, Hello, Measured, Role, Undeclare, Welcome
+from overlay.paths import Policy
+from overlay.quality import DelayHistogram
+from runtime.access import Access
 from runtime.config import EdgeConfig, listen_address
 from runtime.discovery import Announcer, multicast_interface
 from runtime.host import Host
-from runtime.hub import Dialer, Hub, Identity
-from runtime.link import Link, MeasuredLink
+from runtime.hub import ChooseLocator, Dialer, Hub, Identity
+from runtime.link import Link, MeasuredLink, Principal
 from runtime.operations import OperationsServer, counter, counters, gauge, hub_metrics
 from runtime.process import Background, every, wait_until
 from runtime.tracing import open_recorder, tracer_of
@@ -57,7 +63,7 @@ class EdgeBroker:
     """One edge broker."""
 
     def __init__(
-        self, config: EdgeConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+        self, config: EdgeConfig, host: Host | None = None, zookeeper: MakeClient | None = None
     ) -> None:
         self._host = host or Host()
         self.config = config
@@ -79,7 +85,7 @@ class EdgeBroker:
             config.chroot,
             session_timeout_s=config.session_timeout_s,
             clock=self._host.clock,
-            make_client=zookeeper,
+            make_client=zookeeper or client_of(config, Role.EDGE),
         )
         self.coordinator = Coordinator(self.session, host=self._host)
         self.background = Background()
@@ -87,6 +93,9 @@ class EdgeBroker:
         self.hub: Hub
         self.locator = ""
         self.http = ""
+        self._tls = config.tls(Role.EDGE)
+        tokens = Path(config.tokens) if config.tokens else None
+        self.access = Access(Path(config.access), tokens) if config.access else None
         self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._announcer: Announcer | None = None
@@ -95,11 +104,16 @@ class EdgeBroker:
         self._links: dict[str, Link] = {}
         self._dialers: dict[str, Dialer] = {}
         self._routers: Mapping[str, RouterRecord] = {}
-        self._edges: Mapping[str, EdgeRecord] = {}
+        self.edges: Mapping[str, EdgeRecord] = {}
+        """All edge brokers there are."""
+        self.direct = DirectPaths(self, Policy(config.paths), config.in_time)
+        self.partners = Partners()
+        """The routing brokers of our topics."""
         self._unneeded_since_ns: dict[str, int] = {}
         self._paused: set[Link] = set()
         self._releasing: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._turning: asyncio.Handle | None = None
         self._draining = False
 
     # Life
@@ -121,11 +135,14 @@ class EdgeBroker:
             self,
             pace=config.pace,
             clock=self._host.clock,
+            connections_per_address=config.connections_per_address,
+            tls=self._tls,
+            authenticate=self.access.authenticate if self.access is not None else None,
         )
         host, port = listen_address("listen", config.listen)
         bound = await self.hub.listen(host, port)
         self.locator = config.advertise or str(bound)
-        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
         self._registration = await self.coordinator.register_edge(
             EdgeRecord(self.id, self.locator, self.lan, config.host, self.http)
         )
@@ -134,6 +151,7 @@ class EdgeBroker:
             self.coordinator.watch_edges(self._on_edges),
         ]
         self.background.spawn(every(1.0, self._housekeeping), "housekeeping")
+        self.background.spawn(every(DECIDE_S, self.direct.decide_regularly), "choose paths")
         if self._recorder is not None:
             self.background.spawn(self._recorder.flush_regularly(), "flush traces")
         if config.discovery:
@@ -151,7 +169,7 @@ class EdgeBroker:
                 link.connection.close(
                     CloseReason.DRAINING, "this edge broker is shutting down: use another one"
                 )
-        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
+        brokers = self.broker_links()
         await wait_until(
             lambda: all(link.outbox.is_idle for link in brokers if link.is_up), self.config.drain_timeout_s
         )
@@ -162,8 +180,9 @@ class EdgeBroker:
             self._announcer.close()
         if self._releasing is not None:
             self._releasing.cancel()
-        if self._settling is not None:
-            self._settling.cancel()
+        for waiting in (self._settling, self._turning):
+            if waiting is not None:
+                waiting.cancel()
         await self.background.close()
         self.declarations.close()
         for watch in self._watches:
@@ -199,14 +218,14 @@ class EdgeBroker:
         """A client or another edge of the LAN connects."""
         if hello.role is Role.CLIENT:
             link = self._client_link(hello)
-        elif hello.role is Role.EDGE and hello.lan == self.lan:
-            link = self._broker_link(hello.node, Role.EDGE)
+        elif hello.role is Role.EDGE and hello.lan:
+            link = self.broker_link(hello.node, Role.EDGE, hello.lan)
         else:
             raise ProtocolError(
                 CloseReason.UNEXPECTED_FRAME,
                 f"a {hello.role} of LAN {hello.lan or 'none'} connects to an edge of LAN {self.lan}",
             )
-        others = [edge for edge in self._edges.values() if edge.lan == self.lan and edge.id != self.id]
+        others = [edge for edge in self.edges.values() if edge.lan == self.lan and edge.id != self.id]
         return link, Welcome(
             Role.EDGE,
             self.id,
@@ -229,9 +248,12 @@ class EdgeBroker:
         """Choose targets anew if a routing broker came up."""
         if link.role is Role.ROUTER:
             log.info("routing broker connected", extra={"router": link.peer})
-            self._flush_in_turn(self.core.router_up_in_steps(link.peer, link.outbox, self.hub.clock()))
+            self.core.router_up(link.peer, link.outbox, self.hub.clock())
+            self._turn_topics()
         elif link.role is Role.CLIENT:
             self.declarations.client_is_back(link)
+        elif link.lan != self.lan:
+            self.direct.link_up(link)
 
     def on_link_down(self, link: Link, reason: CloseReason, detail: str) -> None:
         """Redirect at once if a routing broker is gone; give a client time to come back."""
@@ -241,9 +263,13 @@ class EdgeBroker:
                 "routing broker disconnected",
                 extra={"router": link.peer, "reason": str(reason), "detail": detail},
             )
-            self._flush_in_turn(self.core.router_down_in_steps(link.peer, self.hub.clock()))
+            self.core.router_down(link.peer, self.hub.clock())
+            self._turn_topics()
         elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
-            self.declarations.client_is_away(link, for_good=reason is CloseReason.GOODBYE)
+            for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED}
+            self.declarations.client_is_away(link, for_good=for_good)
+        elif link.role is Role.EDGE and link.lan != self.lan:
+            self.direct.link_down(link, f"{reason}: {detail}")
 
     def on_data(self, link: Link, body: bytes, now_ns: int) -> None:
         """Messages from a client or a broker."""
@@ -253,6 +279,7 @@ class EdgeBroker:
             )
             link.messages_received += count
             self._hold_back(link, touched)
+            self.direct.watch_reserves()
         else:
             router, edge = (link.peer, "") if link.role is Role.ROUTER else ("", link.peer)
             shift_ns = link.clock.shift_at(now_ns)
@@ -289,6 +316,8 @@ class EdgeBroker:
             self.declarations.declare(link, message)
         elif link.role is Role.CLIENT and isinstance(message, Undeclare):
             self.declarations.undeclare(link, message.endpoint)
+        elif link.role is Role.EDGE and isinstance(message, Measured):
+            self.direct.on_measured(link, message)
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} from a {link.role}")
 
@@ -296,6 +325,21 @@ class EdgeBroker:
         """The client's last endpoint is gone and so is the client."""
         if self._links.pop(link.key, None) is not None:
             self.core.remove_client(link.context, self.hub.clock())
+
+    def _apply_rules(self) -> None:
+        """Other rules are in force: they count for clients and endpoints that are here already."""
+        assert self.access is not None
+        for link in [link for link in self._links.values() if link.role is Role.CLIENT]:
+            principal = link.principal or Principal()
+            if self.access.counts(principal):
+                self.declarations.apply_rules(link)
+                continue
+            log.info("client revoked", extra={"client": link.peer, "principal": principal.name})
+            self.declarations.revoke(link)
+            if link.connection is not None:
+                link.connection.close(CloseReason.REVOKED, f"the token {principal.token} has been revoked")
+            else:
+                self.declarations.client_is_away(link, for_good=True)
 
     def tell_client(self, client: Peer | None, message: ControlMessage) -> None:
         """Send a control message to a client, if it is there."""
@@ -310,14 +354,17 @@ class EdgeBroker:
             if link is not None:
                 link.flush_soon()
 
-    def _flush_in_turn(self, steps: Iterable[set[Peer]]) -> None:
-        """Write after every step of a long work, so that the most urgent need not wait for its end."""
-        for peers in steps:
-            for peer in peers:
-                link = self._links.get(peer.name)
-                if link is not None:
-                    link.flush_now()
-            self.hub.send_late_heartbeats(self.hub.clock())
+    def _turn_topics(self) -> None:
+        """Turn some topics to another routing broker in each loop turn, until all have turned."""
+        if self._turning is not None:
+            self._turning.cancel()
+            self._turning = None
+        for peer in self.core.turn_some(self.hub.clock()):
+            link = self._links.get(peer.name)
+            if link is not None:
+                link.flush_now()
+        if self.core.is_turning:
+            self._turning = self.hub.loop.call_soon(self._turn_topics)
 
     def _client_link(self, hello: Hello) -> Link:
         link = Link(hello.node, Role.CLIENT, self.lan)
@@ -328,9 +375,21 @@ class EdgeBroker:
         self._links[link.key] = link
         return link
 
-    def _broker_link(self, name: str, role: Role) -> Link:
-        link = Link(name, role, self.lan if role is Role.EDGE else "")
-        return self._links.setdefault(link.key, link)
+    def broker_link(self, name: str, role: Role, lan: str = "") -> Link:
+        """The link to another broker, made if there is none."""
+        link = Link(name, role, lan)
+        link.delays = DelayHistogram()
+        known = self._links.setdefault(link.key, link)
+        known.lan = lan
+        return known
+
+    def find_link(self, name: str, role: Role) -> Link | None:
+        """The link to another broker, if there is one."""
+        return self._links.get(f"{role}:{name}")
+
+    def broker_links(self) -> list[Link]:
+        """All links to other brokers."""
+        return [link for link in self._links.values() if link.role is not Role.CLIENT]
 
     def _hold_back(self, link: Link, touched: Iterable[Peer]) -> None:
         """A publisher faster than its routing broker waits; nobody else does."""
@@ -359,27 +418,33 @@ class EdgeBroker:
     def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
-        self.dial_routers(self._needed_routers())
+        self.dial_routers(self.partners.names)
         for name in appeared:
             if (dialer := self._dialers.get(f"{Role.ROUTER}:{name}")) is not None:
                 dialer.hurry()
 
     def _on_edges(self, edges: Mapping[str, EdgeRecord]) -> None:
         """Link up with the other edges of this LAN; the one with the lower name dials."""
-        self._edges = edges
+        self.edges = edges
         neighbours = {edge.id: edge for edge in edges.values() if edge.lan == self.lan and edge.id != self.id}
         for name, record in neighbours.items():
-            link = self._broker_link(name, Role.EDGE)
+            link = self.broker_link(name, Role.EDGE, self.lan)
             if self.id < name:
                 self._dial(link, record.locator, proxy=None)
-        self.core.set_lan_edges({name: self._broker_link(name, Role.EDGE).outbox for name in neighbours})
+        outboxes = {name: self.broker_link(name, Role.EDGE, self.lan).outbox for name in neighbours}
+        self.core.set_lan_edges(outboxes)
 
     def dial_routers(self, names: Iterable[str | None]) -> None:
         """Keep links to these routing brokers, those that are alive."""
         for name in names:
             record = self._routers.get(name) if name is not None else None
             if record is not None:
-                self._dial(self._broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
+                self._dial(self.broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
+
+    def dial_direct(self, link: Link, locate: ChooseLocator, back_off_most_s: float) -> None:
+        """Keep a link to an edge of another LAN, if it can be opened."""
+        if link.key not in self._dialers:
+            self._dialers[link.key] = self.hub.dial(link, locate, self._proxy, back_off_most_s)
 
     def _dial(self, link: Link, locator: str, proxy: Locator | None) -> None:
         address = Locator.parse(locator)
@@ -389,23 +454,19 @@ class EdgeBroker:
         else:
             dialer.locator = address
 
-    def _needed_routers(self) -> set[str]:
-        return {
-            name
-            for topic in self.core.topics.values()
-            for name in (topic.primary, topic.backup)
-            if name is not None
-        }
-
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
-        self.declarations.expire_interest(now_ns)
+        if self.access is not None and self.access.refresh():
+            self._apply_rules()
+        for _ in self.declarations.expire_interest(now_ns):
+            await asyncio.sleep(0)
         for forgotten in self.core.expire_in_steps(now_ns):
             for topic in forgotten:
                 self.declarations.forget_topic(topic)
             await asyncio.sleep(0)
-        wanted = {f"{Role.ROUTER}:{name}" for name in self._needed_routers()}
-        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self._edges.values() if edge.lan == self.lan}
+        wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
+        wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self.edges.values() if edge.lan == self.lan}
+        wanted |= {f"{Role.EDGE}:{edge}" for edge in self.direct.needed()}
         for key in list(self._dialers):
             if key in wanted:
                 self._unneeded_since_ns.pop(key, None)
@@ -441,9 +502,11 @@ class EdgeBroker:
             "draining": self._draining,
             "ready": not self.missing(),
             "core": self.core.statistics(),
+            "paths": self.direct.statistics(),
             "session": self.session.statistics(),
+            "access": self.access.statistics() if self.access is not None else None,
             "tracing": self._recorder.statistics() if self._recorder is not None else None,
-            "links": [link.statistics() for link in self._links.values() if link.role is not Role.CLIENT],
+            "links": [link.statistics() for link in self.broker_links()],
             "clients": [link.statistics() for link in self._links.values() if link.role is Role.CLIENT],
         }
 
@@ -453,6 +516,9 @@ class EdgeBroker:
         yield counter("isthmus_messages_accepted", "Messages from clients.", statistics.messages_accepted)
         yield counter("isthmus_messages_delivered", "Messages delivered here.", statistics.messages_delivered)
         yield counter("isthmus_messages_resent", "Messages sent again.", statistics.messages_resent)
+        if self.access is not None:
+            denied = self.access.statistics().denied
+            yield counters("isthmus_access_denied", "What clients were not let do.", "action", denied)
         yield counters("isthmus_messages_dropped", "Messages dropped.", "reason", statistics.dropped)
         yield counters(
             "isthmus_topic_messages",
@@ -466,5 +532,10 @@ class EdgeBroker:
             "topic",
             {topic.topic: topic.delivered for topic in statistics.topics},
         )
-        brokers = [link for link in self._links.values() if link.role is not Role.CLIENT]
-        yield from hub_metrics(self.hub, [link.statistics() for link in brokers])
+        yield counter(
+            "isthmus_messages_from_reserve",
+            "Messages sent on a second path for want of an acknowledgement in time.",
+            statistics.messages_from_reserve,
+        )
+        yield counters("isthmus_path_bytes", "Bytes sent by path.", "path", self.direct.statistics()["bytes"])
+        yield from hub_metrics(self.hub, [link.statistics() for link in self.broker_links()])

@@ -8,6 +8,8 @@ local publisher goes to
     other edges of this LAN     that have subscribers
     one routing broker          only if another LAN has subscribers: the primary if its link is up,
                                 else the backup; the *target* of the topic
+    edges of other LANs         instead or as well, if the topic has a deadline and `overlay.paths`
+                                finds that worth it
 
 A topic without interest in another LAN never leaves this one. How the target is chosen, and what
 happens when it changes, is in `edge_broker.targets`.
@@ -70,12 +72,14 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import ENDPOINT_ID_MAX, SECOND_NS, UNSENT_MAX_MESSAGES
 from overlay.messages import EndpointKind
 from overlay.outbox import Outbox
+from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
 from overlay.shedding import Hop
 from overlay.trace import Reason
 from overlay.tracer import Tracer
+from overlay.urgency import UNORDERED
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -215,7 +219,8 @@ class EdgeCore:
 
     def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
         """The same for many topics; the caller may do other things in between."""
-        brokers = (*self._targets.routers_up.values(), *self._targets.lan_edges.values())
+        targets = self._targets
+        brokers = (*targets.routers_up.values(), *targets.lan_edges.values(), *targets.directly.values())
         for peer in (*self._clients.values(), *brokers):
             if not peer.outbox.is_overloaded(now_ns):
                 peer.shedder.calm()
@@ -227,6 +232,7 @@ class EdgeCore:
                 if topic.is_idle and self._topics.get(topic.topic_id) is topic:
                     del self._topics[topic.topic_id]
                     self._settling.pop(topic, None)
+                    self._targets.forget(topic)
                     idle.append(topic)
             yield idle
 
@@ -252,6 +258,9 @@ class EdgeCore:
         now_ns: int,
     ) -> set[Peer]:
         """The topic's routing brokers, and each subscriber's (LAN, edge); returns peers with new data."""
+        touched: set[Peer] = set()
+        if topic.is_turning:
+            self._targets.turn_now(topic, touched, now_ns)
         if topic.primary not in (None, primary):
             self._order.disturb(now_ns)
         topic.primary = primary
@@ -260,12 +269,12 @@ class EdgeCore:
         topic.interested_edges = tuple(
             sorted({edge for lan, edge in subscribers if lan == self._lan and edge != self._edge})
         )
+        topic.remote_edges = tuple(sorted({edge for lan, edge in subscribers if lan != self._lan}))
         was_interested = topic.interested_remotely
         topic.interested_remotely = any(lan != self._lan for lan, _ in subscribers)
         if was_interested and not topic.interested_remotely:
             for publisher in topic.publishers.values():
                 publisher.retention.forget()
-        touched: set[Peer] = set()
         self._targets.retarget(topic, touched, now_ns)
         return touched
 
@@ -297,35 +306,59 @@ class EdgeCore:
                 self._targets.update_routes(topic)
         return bool(self._settling)
 
-    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> set[Peer]:
-        """The link to a routing broker is up; returns peers with new data."""
-        return set().union(*self.router_up_in_steps(name, outbox, now_ns))
-
-    def router_up_in_steps(self, name: str, outbox: Outbox, now_ns: int) -> Iterator[set[Peer]]:
-        """The same for many topics; yields peers with new data, the most urgent first.
-
-        The caller must go through to the end, and may write in between.
-        """
+    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> None:
+        """The link to a routing broker is up; `turn_some` must be called until no topic is turning."""
         self._order.disturb(now_ns)
-        yield from self._targets.router_up(name, outbox, now_ns)
+        self._targets.router_up(name, outbox)
 
-    def router_down(self, name: str, now_ns: int) -> set[Peer]:
-        """The link to a routing broker is down; returns peers with new data.
+    def router_down(self, name: str, now_ns: int) -> None:
+        """The link to a routing broker is down; `turn_some` must be called until no topic is turning.
 
         What it never acknowledged goes to the next target together with what is retained.
         """
-        return set().union(*self.router_down_in_steps(name, now_ns))
-
-    def router_down_in_steps(self, name: str, now_ns: int) -> Iterator[set[Peer]]:
-        """The same for many topics; yields peers with new data, the most urgent first.
-
-        The caller must go through to the end, and may write in between.
-        """
         router = self._targets.routers_up.get(name)
-        if router is None:
-            return
+        if router is not None:
+            self._order.disturb(now_ns)
+            self._targets.router_down(router)
+
+    @property
+    def is_turning(self) -> bool:
+        """Some topics have not turned to their new routing broker yet."""
+        return self._targets.is_turning
+
+    def turn_some(self, now_ns: int) -> set[Peer]:
+        """Let some topics turn to their new routing broker, the most urgent first.
+
+        Returns peers with new data. To be called once per loop turn: messages need not wait for all
+        topics, because one of a topic that is turning has it turned first.
+        """
+        touched: set[Peer] = set()
+        self._targets.turn_some(touched, now_ns)
+        return touched
+
+    def direct_up(self, name: str, outbox: Outbox) -> None:
+        """An edge of another LAN can be sent to directly. Whether it is, `set_paths` says."""
+        self._targets.direct_up(name, outbox)
+
+    def direct_down(self, name: str, now_ns: int) -> set[Peer]:
+        """It cannot any more; returns peers with new data: what it had not acknowledged goes to routers."""
         self._order.disturb(now_ns)
-        yield from self._targets.router_down(router, now_ns)
+        return self._targets.direct_down(name, now_ns)
+
+    def set_paths(self, topic: Topic, choices: Mapping[str, Choice]) -> None:
+        """How messages of a topic get to edges of other LANs; to those not named by the routing broker."""
+        self._targets.set_paths(topic, choices)
+
+    def send_reserves(self, now_ns: int) -> set[Peer]:
+        """Send what was not acknowledged in time by the routing broker; called every few ms."""
+        touched: set[Peer] = set()
+        self._dispatch.send_reserves(touched, now_ns)
+        return touched
+
+    @property
+    def has_reserves(self) -> bool:
+        """Some messages may have to be sent on another path."""
+        return self._dispatch.has_reserves
 
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
@@ -363,9 +396,11 @@ class EdgeCore:
                 continue
             publisher.accepted = sequence
             topic = publisher.topic
+            if topic.is_turning:
+                self._targets.turn_now(topic, touched, now_ns)
             topic.messages += 1
             if topic.interested_remotely:
-                if topic.target is None:
+                if topic.target is None and topic.via_routing:
                     if not self._keep_unsent(publisher, topic, data[start:end]):
                         self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
                 elif topic.kept_messages:
@@ -417,6 +452,7 @@ class EdgeCore:
         run_born: i64 = 0
         held = self._order.held
         in_order = self._order.is_calm(now_ns)
+        unordered = bool(header.urgency & UNORDERED)
         end: i64 = BATCH_HEADER_BYTES
         for _ in range(header.messages):
             start = end
@@ -433,14 +469,14 @@ class EdgeCore:
             history = topic.histories.get(publisher_id)
             if history is not None and sequence == history.highest + 1 and publisher_id not in held:
                 history.highest = sequence  # what `judge` would do, for the most frequent case
-            elif not in_order or (router and router != topic.primary):
+            elif not in_order or unordered or (router and router != topic.primary):
                 if run_route is not None:
                     run = cut_run(run_messages, body, run_start, run_end, came)
                     self._dispatch.append(run_route, header, run, touched, now_ns)
                     run_route = None
                 alone = came.of_single(start) if came is not None else None
                 item = Held(topic, header, born_ns, body[start:end], 0, alone)
-                astray = bool(router) and router != topic.primary
+                astray = unordered or (bool(router) and router != topic.primary)
                 self._order.deliver(publisher_id, sequence, item, touched, now_ns, astray)
                 continue
             elif not self._dispatch.is_new(topic, publisher_id, sequence, body, start, came, now_ns):
@@ -481,6 +517,8 @@ class EdgeCore:
             messages_delivered=self._dispatch.delivered,
             messages_resent=self._targets.resent,
             messages_held=self._order.held_total,
+            messages_from_reserve=self._dispatch.from_reserve,
+            path_changes=self._targets.path_changes,
             target_changes=self._targets.changes,
             dropped=dict(self._dispatch.dropped),
         )
@@ -488,7 +526,7 @@ class EdgeCore:
     def validate(self) -> None:
         """Assert the invariants; tests call this after every step."""
         for topic in self._topics.values():
-            assert topic.target is self._targets.choose(topic)
+            assert topic.is_turning or topic.target is self._targets.choose(topic)
             assert set(topic.deliver.peers) == set(topic.subscribers)
             if not topic.interested_remotely:
                 assert topic.target is None
@@ -497,6 +535,7 @@ class EdgeCore:
                 publisher.retention.validate()
                 assert publisher.client is None or publisher.client.publishers[publisher_id] is publisher
                 assert topic.target is None or not publisher.retention.unsent
+            assert topic.via_routing or set(topic.direct) == set(topic.remote_edges)
             for history in topic.histories.values():
                 history.validate()
         for client in self._clients.values():

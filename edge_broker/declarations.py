@@ -15,13 +15,15 @@ in time finds everything as it was; one that says goodbye is taken at its word.
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from coordinator import CoordinationError, Endpoint, TopicExistsError, TopicView, Watch
+from coordinator import CoordinationError, Endpoint, TopicExistsError, TopicView, UnknownTopicError, Watch
 from edge_broker.model import Peer, Topic
+from edge_broker.targets import TOPICS_AT_A_TIME
 from overlay.bounds import Delays, admit, admit_request, check_admission
-from overlay.errors import InvalidNameError, OverlayError, QosError
+from overlay.errors import AccessDeniedError, InvalidNameError, OverlayError, QosError
 from overlay.limits import ENDPOINTS_MAX_PER_CLIENT, PUBLISHERS_TOLD_MAX, ROUTE_LINGER_NS, SECOND_NS
 from overlay.lingering import Lingering
 from overlay.messages import (
@@ -36,6 +38,7 @@ from overlay.messages import (
 )
 from overlay.names import check_topic
 from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos, explain_difference, strictest
+from runtime.access import Action
 from runtime.link import Link
 
 if TYPE_CHECKING:
@@ -123,11 +126,40 @@ class Declarations:
             for liveliness_ns, expired in by_liveliness.items()
         ]
 
+    def apply_rules(self, link: Link) -> None:
+        """Other rules of access are in force: take down what they do not allow any more."""
+        access, client = self._broker.access, link.context
+        assert access is not None and link.principal is not None
+        endpoints = [
+            *((item, publisher.topic, Action.PUBLISH) for item, publisher in client.publishers.items()),
+            *((item, topic, Action.SUBSCRIBE) for item, topic in client.subscriptions.items()),
+        ]
+        for endpoint, topic, action in endpoints:
+            try:
+                access.check(link.principal, action, topic.name)
+            except AccessDeniedError as error:
+                log.info("endpoint revoked", extra={"topic": topic.name, "reason": str(error)})
+                self._revoke(link, endpoint)
+                link.send(Refused(endpoint, "access", str(error)))
+
+    def revoke(self, link: Link) -> None:
+        """The client is not let in any more: take down all it has."""
+        self.client_is_back(link)  # nothing of it expires later
+        for endpoint in [*link.context.publishers, *link.context.subscriptions]:
+            self._revoke(link, endpoint)
+
+    def _revoke(self, link: Link, endpoint: int) -> None:
+        publisher = link.context.publishers.get(endpoint)
+        if publisher is not None:
+            publisher.retention.forget()  # nothing of it is sent again
+        self._remove(link, endpoint)
+
     def forget_topic(self, topic: Topic) -> None:
         """No client here uses the topic any more."""
         known = self._known.pop(topic.name, None)
         if known is not None:
             known.watch.cancel()
+            self._broker.partners.forget_topic(topic.name)
 
     # Details
 
@@ -136,6 +168,7 @@ class Declarations:
         client: Peer = link.context
         try:
             request = _request_of(message)
+            self._check_access(link, message)
             known = await self._known_topic(link, message)
             changed = await self._change_qos(known, message) if message.intent is QosIntent.CHANGE else None
             if request is not NO_REQUEST:
@@ -143,7 +176,10 @@ class Declarations:
             if not link.is_up or (link, message.endpoint) not in self._pending:
                 return  # it will declare again when it is back, or has changed its mind
             topic = known.topic
+            self._check_access(link, message)  # rules may have changed meanwhile
             broker.core.add_endpoint(client, message.kind, message.endpoint, topic)
+            if link.principal is not None and message.kind is EndpointKind.PUBLISHER:
+                client.publishers[message.endpoint].principal = link.principal.name
         except (OverlayError, CoordinationError) as error:
             code = _refusal_code(error)
             log.info("endpoint refused", extra={"topic": message.topic, "code": code, "reason": str(error)})
@@ -246,6 +282,7 @@ class Declarations:
             check_admission(qos, self._broker.config.delays)
         known = self._known.get(name)
         if known is None:
+            await self._check_new_topic(link, name)
             record = await self._broker.coordinator.declare_topic(name, qos, must_match=must_match)
             known = self._known.get(name)
             if known is None:
@@ -259,6 +296,33 @@ class Declarations:
                 "or use another one"
             )
         return known
+
+    def _check_access(self, link: Link, message: Declare) -> None:
+        """Raise AccessDeniedError if the client may not have this endpoint."""
+        access, principal = self._broker.access, link.principal
+        if access is None or principal is None:
+            return
+        publishes = message.kind is EndpointKind.PUBLISHER
+        access.check(principal, Action.PUBLISH if publishes else Action.SUBSCRIBE, message.topic)
+        if message.intent is QosIntent.CHANGE:
+            access.check(principal, Action.DECLARE, message.topic)
+        known = self._known.get(message.topic)
+        owner = known.topic.publishers.get(message.endpoint) if known is not None else None
+        if owner is not None and owner.principal not in {"", principal.name}:
+            raise access.denial(
+                Action.PUBLISH,
+                f"publisher {message.endpoint:016x} belongs to another principal: choose another id",
+            )
+
+    async def _check_new_topic(self, link: Link, name: str) -> None:
+        """Raise AccessDeniedError if the topic does not exist and the client may not make it."""
+        access, principal = self._broker.access, link.principal
+        if access is None or principal is None or access.may(principal, Action.DECLARE, name):
+            return
+        try:
+            await self._broker.coordinator.topic(name)
+        except UnknownTopicError:
+            access.check(principal, Action.DECLARE, name)
 
     def _on_topic(self, view: TopicView) -> None:
         """The topic's znode or endpoints changed."""
@@ -276,6 +340,7 @@ class Declarations:
         if known.topic.known_publishers != publishers_before:
             for endpoint_id, client in known.watchers.items():
                 self._broker.tell_client(client, _publishers(endpoint_id, known.topic))
+        self._broker.partners.set_topic(view.record.name, view.record.primary, view.record.backup)
         self._broker.dial_routers((view.record.primary, view.record.backup))
         known.viewed.set()
         subscribers = sum(endpoint.kind is EndpointKind.SUBSCRIBER for endpoint in view.endpoints)
@@ -315,11 +380,13 @@ class Declarations:
         for endpoint_id, (client, _) in known.subscriptions.items():
             self._broker.tell_client(client, QosChanged(endpoint_id, record))
 
-    def expire_interest(self, now_ns: int) -> None:
-        """Stop sending where nobody has subscribed for a while; called every second."""
-        for known in self._known.values():
+    def expire_interest(self, now_ns: int) -> Iterator[None]:
+        """Stop sending where nobody has subscribed for a while; called every second, in steps."""
+        for number, known in enumerate(list(self._known.values()), 1):
             if known.subscribers.expire(now_ns):
                 self._set_interest(known)
+            if number % TOPICS_AT_A_TIME == 0:
+                yield
 
     def _expire(self, link: Link, endpoints: list[int]) -> None:
         log.info("client did not come back", extra={"client": link.peer, "endpoints": len(endpoints)})
@@ -379,6 +446,8 @@ def _request_of(message: Declare) -> SubscriptionQos:
 def _refusal_code(error: Exception) -> str:
     if isinstance(error, InvalidNameError):
         return "invalid_name"
+    if isinstance(error, AccessDeniedError):
+        return "access"
     if isinstance(error, QosError | TopicExistsError):
         return "qos"
     return "coordination"

@@ -5,6 +5,7 @@ of its route, less of it for those that are overloaded, and what is dropped is c
 """
 
 from collections import Counter
+from heapq import heappop, heappush
 
 from librt.strings import read_i64_le
 
@@ -12,7 +13,22 @@ from edge_broker.model import DropReason, Peer, Route, Topic
 from overlay.batch import BORN_OFFSET, BatchHeader, Passage, Run
 from overlay.history import History, Verdict
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
+from overlay.outbox import Ticket
 from overlay.tracer import Tracer, reason_named
+
+
+class _Reserve:
+    """A run sent to edges directly, which a routing broker gets if they do not acknowledge it in time."""
+
+    __slots__ = ("deadline_ns", "router", "run", "tickets", "urgency")
+
+    def __init__(self, deadline_ns: int, urgency: int, run: Run, router: Peer, tickets: list[Ticket]) -> None:
+        self.deadline_ns = deadline_ns
+        self.urgency = urgency
+        self.run = run
+        self.router = router
+        self.tickets = tickets
+        """One for each edge; cancelled once it has acknowledged."""
 
 
 class Dispatch:
@@ -23,6 +39,11 @@ class Dispatch:
         self._tracer = tracer
         self.dropped: Counter[str] = Counter()
         """Messages by reason."""
+        self.from_reserve = 0
+        """Messages sent to a routing broker because edges had not acknowledged them in time."""
+        self._reserves: list[tuple[int, int, _Reserve]] = []
+        """A heap by due time; the number in between keeps the order of those due at once."""
+        self._reserved = 0
         self.delivered = 0
         """Messages given to local subscribers, each once however many there are."""
 
@@ -62,6 +83,22 @@ class Dispatch:
         """Queue a run that starts its journey here; its messages are stamped with our clock."""
         self.append(route, BatchHeader(route.urgency, self._origin, 0, 0), run, touched, now_ns)
 
+    @property
+    def has_reserves(self) -> bool:
+        """Some messages may have to be sent on another path."""
+        return bool(self._reserves)
+
+    def send_reserves(self, touched: set[Peer], now_ns: int) -> None:
+        """Send to routing brokers what edges should have acknowledged by now."""
+        reserves = self._reserves
+        while reserves and reserves[0][0] <= now_ns:
+            late = heappop(reserves)[2]
+            if all(ticket.cancelled for ticket in late.tickets):
+                continue
+            self.from_reserve += late.run.messages
+            late.router.outbox.append(late.deadline_ns, late.urgency, self._origin, 0, late.run, now_ns)
+            touched.add(late.router)
+
     def append(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run for all peers of a route, or less of it for those that are overloaded."""
         born_ns = read_i64_le(run.data, BORN_OFFSET)
@@ -71,22 +108,24 @@ class Dispatch:
             deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unsure.until_ns)
         if run.came is not None and self._tracer is not None and not route.peers:
             self._tracer.received(run)
+        tickets: list[Ticket] = []
         for peer in route.peers:
-            sent = run
-            if peer.outbox.is_overloaded(now_ns):
-                may_shed = None if route.shares is None else route.shares[peer.hop]
-                sifted = peer.shedder.sift(run, may_shed)
-                if sifted is not run:
-                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
-                    self.dropped[reason] += run.messages - (sifted.messages if sifted else 0)
-                    if peer.outbox.trace is not None:
-                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
-                if sifted is None:
-                    continue
-                sent = sifted
+            may_shed = None if route.shares is None else route.shares[peer.hop]
+            sent = peer.shedder.relieve(peer.outbox, run, may_shed, self.dropped, now_ns)
+            if sent is None:
+                continue
+            ticket = None
+            if route.reserve is not None and peer.is_direct:
+                ticket = Ticket()
+                tickets.append(ticket)
             dropped = peer.outbox.append(
-                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns
+                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns, ticket
             )
             if dropped:
                 self.dropped[DropReason.OUTBOX_FULL] += dropped
             touched.add(peer)
+        if tickets and route.reserve is not None:
+            due_ns = (born_ns or now_ns) + route.reserve_after_ns
+            self._reserved += 1
+            reserve = _Reserve(deadline, header.urgency, run, route.reserve, tickets)
+            heappush(self._reserves, (due_ns, self._reserved, reserve))

@@ -7,9 +7,10 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from overlay.batch import BatchHeader, Passage
-from overlay.bounds import Delays
+from overlay.bounds import UNBOUNDED, Delays
 from overlay.history import History
 from overlay.outbox import Outbox
+from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.shedding import Hop, Shares, Shedder, shares_of
@@ -36,12 +37,14 @@ class DropReason(StrEnum):
 
 
 class Peer:
-    """Anyone messages are sent to: a client, a routing broker or another edge of the LAN."""
+    """Anyone messages are sent to: a client, a routing broker or another edge."""
 
-    __slots__ = ("hop", "name", "outbox", "publishers", "shedder", "subscriptions")
+    __slots__ = ("hop", "is_direct", "name", "outbox", "publishers", "shedder", "subscriptions")
 
-    def __init__(self, name: str, outbox: Outbox, hop: Hop = Hop.INGRESS) -> None:
+    def __init__(self, name: str, outbox: Outbox, hop: Hop = Hop.INGRESS, *, is_direct: bool = False) -> None:
         self.name = name
+        self.is_direct = is_direct
+        """It is an edge of another LAN."""
         self.outbox = outbox
         self.hop = hop
         """What this edge is for messages to the peer: egress if it is a client, else ingress."""
@@ -60,12 +63,16 @@ class Peer:
 class Route:
     """Where some messages go and by when; shared by all topics for which all of this is the same."""
 
-    __slots__ = ("deadline_ns", "peers", "shares", "unsure", "urgency")
+    __slots__ = ("deadline_ns", "peers", "reserve", "reserve_after_ns", "shares", "unsure", "urgency")
 
     def __init__(
         self, peers: tuple[Peer, ...], deadline_ns: int, urgency: int, shares: Shares, unsure: Unsure
     ) -> None:
         self.peers = peers
+        self.reserve: Peer | None = None
+        """A routing broker for what the other edges have not acknowledged in time."""
+        self.reserve_after_ns = 0
+        """When, counted from a message's birth."""
         self.deadline_ns = deadline_ns
         self.urgency = urgency
         self.shares = shares
@@ -87,18 +94,31 @@ class Held(NamedTuple):
     until_ns: int
     came: Passage | None = None
     """Set if it is traced."""
+    patient_until_ns: int = 0
+    """So long it waits if more predecessors are missing than its topic may lose; 0: no longer than else."""
 
 
 class Publisher:
     """A publishing endpoint of a local client."""
 
-    __slots__ = ("accepted", "born_ns", "client", "departed_ns", "publisher_id", "retention", "topic")
+    __slots__ = (
+        "accepted",
+        "born_ns",
+        "client",
+        "departed_ns",
+        "principal",
+        "publisher_id",
+        "retention",
+        "topic",
+    )
 
     def __init__(self, publisher_id: int, topic: "Topic", client: Peer, retention: Retention) -> None:
         self.publisher_id = publisher_id
         self.topic = topic
         self.client: Peer | None = client
         """None once the endpoint is gone; its messages are kept a little longer."""
+        self.principal = ""
+        """Whose it is; empty where nobody asks. Nobody else may go on in its name."""
         self.departed_ns = 0
         self.accepted = 0
         """Highest sequence taken from the client."""
@@ -113,15 +133,18 @@ class Topic:
     __slots__ = (
         "_delays",
         "backup",
+        "choices",
         "deadline_ns",
         "deliver",
         "delivered",
+        "direct",
         "floor_ns",
         "forward",
         "histories",
         "ingress",
         "interested_edges",
         "interested_remotely",
+        "is_turning",
         "kept_messages",
         "known_publishers",
         "messages",
@@ -129,12 +152,15 @@ class Topic:
         "primary",
         "publishers",
         "qos",
+        "remote_edges",
         "requirements",
         "subscribers",
         "subscribers_everywhere",
         "target",
+        "tolerated",
         "topic_id",
         "unknown_since_ns",
+        "via_routing",
     )
 
     def __init__(self, topic_id: int, name: str, qos: TopicQos, delays: Delays) -> None:
@@ -153,9 +179,19 @@ class Topic:
         """Other edges of this LAN with subscribers."""
         self.interested_remotely = False
         """Some other LAN has subscribers."""
+        self.remote_edges: tuple[str, ...] = ()
+        """The edges of other LANs with subscribers."""
+        self.choices: Mapping[str, Choice] = {}
+        """The paths to those of them that are not reached by the routing broker alone."""
+        self.direct: tuple[str, ...] = ()
+        """Those of them that are sent to directly."""
+        self.via_routing = True
+        """Messages for other LANs go to the routing broker; if not, every edge gets them directly."""
         self.subscribers_everywhere = 0
         self.known_publishers: frozenset[int] = frozenset()
         self.target: Peer | None = None
+        self.is_turning = False
+        """The target is to be chosen anew before anything else happens to the topic (`Targets`)."""
         self.deliver = NOWHERE
         self.forward = NOWHERE
         self.ingress = NOWHERE
@@ -173,6 +209,7 @@ class Topic:
         self.deadline_ns = deadline_ns(qos)
         self.requirements = (self.deadline_ns, urgency(qos), shares_of(qos, self._delays))
         """What its routes depend on besides their peers."""
+        self.tolerated = UNBOUNDED if qos.loss_tolerance is None else qos.loss_tolerance
         self.kept_messages = qos.kept_messages
 
     @property
@@ -211,6 +248,8 @@ class TopicStatistics:
     target: str
     primary: str
     backup: str
+    paths: Mapping[str, str]
+    """By edge of another LAN with subscribers: how messages get there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +262,9 @@ class EdgeStatistics:
     messages_delivered: int
     messages_resent: int
     messages_held: int
+    messages_from_reserve: int
+    """Sent to the routing broker because an edge had not acknowledged them in time."""
+    path_changes: int
     target_changes: int
     dropped: Mapping[str, int]
 
@@ -240,4 +282,8 @@ def topic_statistics(topic: Topic) -> TopicStatistics:
         target=topic.target.bare_name if topic.target is not None else "",
         primary=topic.primary or "",
         backup=topic.backup or "",
+        paths={
+            edge: topic.choices[edge].name if edge in topic.choices else "routing"
+            for edge in topic.remote_edges
+        },
     )

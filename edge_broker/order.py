@@ -3,6 +3,10 @@
 When routing brokers change, some messages come twice and some overtake. For a while after such a
 *disturbance* a message whose predecessor is missing is held back, as long as its own deadline
 allows; at other times a gap is a loss and nothing waits for it.
+
+Messages marked UNORDERED travel on several ways, or as datagrams, all the time: for them a gap always
+may be closed. And as every link repairs its losses, it will be, so a gap that is wider than the topic's
+loss tolerance is waited for even beyond the deadline: tolerance goes before deadline, order before both.
 """
 
 from typing import Final
@@ -12,6 +16,7 @@ from edge_broker.frames import born_here_ns
 from edge_broker.model import DropReason, Held, Peer, Topic
 from overlay.batch import cut_run
 from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.urgency import UNORDERED
 
 _DISTURBED_FOR_NS: Final = 1 * SECOND_NS
 """How long after a change of routing brokers messages may come out of order."""
@@ -19,6 +24,10 @@ _HOLD_MOST_NS: Final = 200 * MILLISECOND_NS
 """Longest a message waits for its predecessor, however much time its topic allows."""
 _HOLD_MARGIN_NS: Final = 5 * MILLISECOND_NS
 """A held message is let go this long before its deadline."""
+_REORDERED_NS: Final = 15 * MILLISECOND_NS
+"""Copies follow each other within this time, so it is waited for even if the deadline is near."""
+_REPAIRED_NS: Final = 2 * SECOND_NS
+"""A message lost on a link is sent again within this time."""
 
 
 class Order:
@@ -56,8 +65,14 @@ class Order:
                 self._dispatch.drop(DropReason.DUPLICATE, item.data, 0, item.came, now_ns)
                 return
             until_ns = _held_until(item, now_ns)
+            patient_until_ns = 0
+            if item.header.urgency & UNORDERED:
+                until_ns = max(until_ns, now_ns + _REORDERED_NS)
+                patient_until_ns = now_ns + _REPAIRED_NS
             if until_ns > now_ns:
-                self.held.setdefault(publisher_id, {})[sequence] = item._replace(until_ns=until_ns)
+                self.held.setdefault(publisher_id, {})[sequence] = item._replace(
+                    until_ns=until_ns, patient_until_ns=patient_until_ns
+                )
                 self.held_total += 1
                 return
         self._deliver_now(publisher_id, sequence, item, touched, now_ns)
@@ -72,6 +87,10 @@ class Order:
                 continue
             last = max(overdue)
             for sequence in sorted(sequence for sequence in held if sequence <= last):
+                item = held[sequence]
+                missing = sequence - item.topic.histories[publisher_id].highest - 1
+                if missing > item.topic.tolerated and now_ns < item.patient_until_ns:
+                    break
                 self._deliver_now(publisher_id, sequence, held.pop(sequence), touched, now_ns)
             self._release_successors(publisher_id, touched, now_ns)
         return touched
@@ -111,4 +130,7 @@ class Order:
 
 def _held_until(item: Held, now_ns: int) -> int:
     born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
-    return min(born_ns + item.topic.deadline_ns - _HOLD_MARGIN_NS, now_ns + _HOLD_MOST_NS)
+    deadline_ns = item.topic.deadline_ns
+    # Nobody sends best effort again: what is missing is lost, or only a little late.
+    allowed_ns = deadline_ns // 2 if item.topic.qos.loss_tolerance is None else deadline_ns - _HOLD_MARGIN_NS
+    return min(born_ns + allowed_ns, now_ns + _HOLD_MOST_NS)

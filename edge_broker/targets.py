@@ -4,12 +4,17 @@ The *target* of a topic with interest in another LAN is its primary if that one'
 its backup. When the target changes, for whatever reason, everything retained is sent to the new
 target, in order and before newer messages. What the old target had already delivered arrives twice
 and is dropped at the egress; nothing is lost and nothing overtakes.
+
+An edge may have to turn ten thousand topics at once, and messages must not wait for all of them. So
+topics are *turning* until it is their turn, some at a time (`turn_some`): first those of which the old
+target had messages that it did not acknowledge, then the most urgent. A message of a topic that is
+turning has it turned at once (`turn_now`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from operator import attrgetter
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from librt.strings import read_i64_le
 
@@ -26,14 +31,15 @@ from overlay.batch import (
 )
 from overlay.messages import Role
 from overlay.outbox import Outbox
+from overlay.paths import Choice
 from overlay.tracer import Tracer
-from overlay.urgency import Unsure
+from overlay.urgency import UNORDERED, Unsure
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
 TOPICS_AT_A_TIME: Final = 500
-"""Topics that are looked after before messages are: a millisecond or two of work."""
+"""Topics that are looked after before messages are: a millisecond of work."""
 _SHARED_ROUTES_MAX: Final = 4_096
 """Routes remembered for sharing; forgetting them costs memory, nothing else."""
 
@@ -49,22 +55,58 @@ class Targets:
         self.lan_edges: dict[str, Peer] = {}
         self._routes: dict[object, Route] = {}
         self._unsure: dict[int, Unsure] = {}
+        self.directly: dict[str, Peer] = {}
+        """Edges of other LANs that can be sent to directly."""
+        self.path_changes = 0
+        """Topics whose messages took other paths from then on, each time."""
+        self._turning: dict[Topic, None] = {}
+        """Topics whose target is to be chosen anew, in the order in which that is done."""
+        self._undelivered: dict[Peer, dict[int, dict[int, bytes]]] = {}
+        """What routing brokers that are gone never acknowledged; until no topic is turning."""
         self.resent = 0
         """Messages sent to another routing broker again."""
         self.changes = 0
         """Topics given another target, each time."""
 
-    def router_up(self, name: str, outbox: Outbox, now_ns: int) -> Iterator[set[Peer]]:
-        """The link to a routing broker is up; yields peers with new data, the most urgent first."""
-        self.routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
-        self._dispatch.trace_link(self.routers_up[name])
-        yield from self._retarget_all(name, now_ns)
+    def router_up(self, name: str, outbox: Outbox) -> None:
+        """The link to a routing broker is up: topics it serves may turn to it."""
+        peer = self.routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
+        self._dispatch.trace_link(peer)
+        others = [topic for topic in self._topics.values() if topic.target is not self.choose(topic)]
+        self._begin_turning(others, key=attrgetter("deadline_ns"))
 
-    def router_down(self, router: Peer, now_ns: int) -> Iterator[set[Peer]]:
-        """The link to a routing broker is down; yields peers with new data, the most urgent first."""
+    def router_down(self, router: Peer) -> None:
+        """The link to a routing broker is down: its topics turn away from it."""
         del self.routers_up[router.bare_name]
-        undelivered = _by_publisher(router.outbox.withdraw())
-        yield from self._retarget_all(router.bare_name, now_ns, router, undelivered)
+        bodies = router.outbox.withdraw()
+        self._undelivered[router] = _by_publisher(bodies)
+        # What it was sent and has not acknowledged may be lost, and waits already.
+        ids = _topic_ids(bodies)
+        theirs = [topic for topic in self._topics.values() if topic.target is router]
+        self._begin_turning(theirs, key=lambda topic: (topic.topic_id not in ids, topic.deadline_ns))
+
+    @property
+    def is_turning(self) -> bool:
+        """Some topics have not turned to their new target yet."""
+        return bool(self._turning)
+
+    def turn_now(self, topic: Topic, touched: set[Peer], now_ns: int) -> None:
+        """Turn one topic: a message is to go to its new target."""
+        again = Resending()
+        self._turn(topic, again)
+        self._send_again(again, touched, now_ns)
+
+    def turn_some(self, touched: set[Peer], now_ns: int) -> None:
+        """Turn the next few topics."""
+        again = Resending()
+        for topic in list(islice(self._turning, TOPICS_AT_A_TIME)):
+            self._turn(topic, again)
+        self._send_again(again, touched, now_ns)
+
+    def forget(self, topic: Topic) -> None:
+        """This edge has nothing to do with the topic any more."""
+        self._turning.pop(topic, None)
+        self._forget_undelivered()
 
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
@@ -75,6 +117,39 @@ class Targets:
             self._dispatch.trace_link(peer)
         for topic in self._topics.values():
             self.update_routes(topic)
+
+    def direct_up(self, name: str, outbox: Outbox) -> None:
+        """An edge of another LAN can be sent to directly."""
+        self.directly[name] = Peer(f"{Role.EDGE}:{name}", outbox, is_direct=True)
+        self._dispatch.trace_link(self.directly[name])
+
+    def direct_down(self, name: str, now_ns: int) -> set[Peer]:
+        """It cannot any more: what it has not acknowledged goes to routing brokers, in order."""
+        touched: set[Peer] = set()
+        peer = self.directly.pop(name, None)
+        if peer is None:
+            return touched
+        undelivered = _by_publisher(peer.outbox.withdraw())
+        again = Resending()
+        for topic in self._topics.values():
+            if name not in topic.direct:
+                continue
+            relied_on = not topic.via_routing
+            self.set_paths(topic, topic.choices)
+            if not relied_on:
+                continue
+            self._recall(topic, undelivered)
+            if topic.target is not None and not topic.is_turning:  # else its turn sends everything
+                self._send_all(topic, topic.target, again)
+        self._send_again(again, touched, now_ns)
+        return touched
+
+    def set_paths(self, topic: Topic, choices: Mapping[str, Choice]) -> None:
+        """How a topic's messages get to edges of other LANs."""
+        before = (topic.direct, topic.via_routing)
+        topic.choices = choices
+        self._update_onward(topic)
+        self.path_changes += before != (topic.direct, topic.via_routing)
 
     def choose(self, topic: Topic) -> Peer | None:
         """The routing broker this topic's messages should go to; None if to none."""
@@ -96,33 +171,24 @@ class Targets:
         topic.deliver = self._route(tuple(topic.subscribers), topic)
         self._update_onward(topic)
 
-    def _retarget_all(
-        self,
-        name: str,
-        now_ns: int,
-        gone: Peer | None = None,
-        undelivered: Mapping[int, Mapping[int, bytes]] = MappingProxyType({}),
-    ) -> Iterator[set[Peer]]:
-        """Choose anew the routing brokers of all topics that `name` serves, some topics at a time."""
-        touched: set[Peer] = set()
-        again = Resending()
-        concerned = [topic for topic in self._topics.values() if name in (topic.primary, topic.backup)]
-        concerned.sort(key=attrgetter("deadline_ns"))
-        for number, topic in enumerate(concerned, 1):
-            if gone is not None and topic.target is gone:
-                self._recall(topic, undelivered)
-            if topic.target is not self.choose(topic):
-                self._retarget(topic, again)
-            if number % TOPICS_AT_A_TIME == 0:
-                self._send_again(again, touched, now_ns)
-                yield touched
-        # A topic may have been given to others while its messages were still on their way.
-        for topic in self._topics.values() if gone is not None else ():
-            if topic.target is gone:
-                self._recall(topic, undelivered)
-                self._retarget(topic, again)
-        self._send_again(again, touched, now_ns)
-        yield touched
+    def _begin_turning(self, topics: Iterable[Topic], key: Callable[[Topic], Any]) -> None:
+        for topic in sorted(topics, key=key):
+            topic.is_turning = True
+            self._turning.setdefault(topic)
+        self._forget_undelivered()
+
+    def _turn(self, topic: Topic, again: Resending) -> None:
+        topic.is_turning = False
+        self._turning.pop(topic, None)
+        if topic.target is not None and topic.target in self._undelivered:
+            self._recall(topic, self._undelivered[topic.target])
+        if topic.target is not self.choose(topic):
+            self._retarget(topic, again)
+        self._forget_undelivered()
+
+    def _forget_undelivered(self) -> None:
+        if not self._turning:
+            self._undelivered.clear()
 
     def _recall(self, topic: Topic, undelivered: Mapping[int, Mapping[int, bytes]]) -> None:
         """The target of a topic is gone: what it never acknowledged is unsent again."""
@@ -141,7 +207,11 @@ class Targets:
         if not changed or target is None:
             return
         self.changes += 1
-        route = topic.forward if len(topic.forward.peers) == 1 else self._route((target,), topic)
+        self._send_all(topic, target, again)
+
+    def _send_all(self, topic: Topic, target: Peer, again: Resending) -> None:
+        """Send a routing broker everything retained."""
+        route = self._route((target,), topic)
         for publisher in topic.publishers.values():
             for message in publisher.retention.resend():
                 again.add(route, message)
@@ -155,15 +225,46 @@ class Targets:
 
     def _update_onward(self, topic: Topic) -> None:
         onward = [self.lan_edges[edge] for edge in topic.interested_edges if edge in self.lan_edges]
-        if topic.target is not None:
+        reserve, reserve_after_ns = self._update_paths(topic)
+        onward += [self.directly[edge] for edge in topic.direct]
+        if topic.target is not None and topic.via_routing:
             onward.append(topic.target)
-        topic.forward = topic.ingress = self._route(tuple(onward), topic)
+        topic.forward = topic.ingress = self._route(tuple(onward), topic, reserve, reserve_after_ns)
         if topic.subscribers:
-            topic.ingress = self._route((*topic.subscribers, *onward), topic)
+            topic.ingress = self._route((*topic.subscribers, *onward), topic, reserve, reserve_after_ns)
 
-    def _route(self, peers: tuple[Peer, ...], topic: Topic) -> Route:
+    def _update_paths(self, topic: Topic) -> tuple[Peer | None, int]:
+        """Set who gets the topic's messages directly, and whether the routing broker is needed.
+
+        Gives the routing broker that stands in reserve, and when.
+        """
+        topic.direct = tuple(
+            edge
+            for edge in topic.remote_edges
+            if edge in self.directly and edge in topic.choices and topic.choices[edge].direct
+        )
+        # While no routing broker can be reached, messages are also kept for it: none is ever lost for
+        # having been sent on one path only.
+        topic.via_routing = (
+            topic.target is None
+            or topic.direct != topic.remote_edges
+            or any(topic.choices[edge].routing for edge in topic.direct)
+        )
+        if topic.via_routing:
+            return None, 0
+        moments = [topic.choices[edge].reserve_after_ns for edge in topic.direct]
+        return (topic.target, min(moments)) if moments and all(moments) else (None, 0)
+
+    def _route(
+        self,
+        peers: tuple[Peer, ...],
+        topic: Topic,
+        reserve: Peer | None = None,
+        reserve_after_ns: int = 0,
+    ) -> Route:
         # A peer is nobody's equal but its own, so peers are good keys.
-        key = (peers, topic.requirements, topic if topic.floor_ns else None)
+        unordered = bool(topic.choices)
+        key = (peers, topic.requirements, topic if topic.floor_ns else None, unordered, reserve)
         route = self._routes.get(key)
         if route is None:
             if len(self._routes) >= _SHARED_ROUTES_MAX:
@@ -171,10 +272,28 @@ class Targets:
             unsure = self._unsure.setdefault(topic.deadline_ns, Unsure())
             if topic.floor_ns:  # this route is the topic's alone
                 unsure = Unsure(unsure.until_ns)
-            route = self._routes[key] = Route(peers, *topic.requirements, unsure)
+            deadline_ns, urgency, shares = topic.requirements
+            if unordered:
+                urgency |= UNORDERED
+            route = self._routes[key] = Route(peers, deadline_ns, urgency, shares, unsure)
+            route.reserve = reserve
+        route.reserve_after_ns = reserve_after_ns
         if topic.floor_ns:
             route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         return route
+
+
+def _topic_ids(bodies: Iterable[bytes]) -> set[int]:
+    """The topics of the messages of data frames."""
+    found: set[int] = set()
+    for body in bodies:
+        end: i64 = BATCH_HEADER_BYTES
+        while end < len(body):
+            topic_id: i64 = read_i64_le(body, end)
+            length: i64 = read_i64_le(body, end + LENGTH_WORD_OFFSET) >> 32
+            found.add(topic_id & U32)
+            end += MESSAGE_HEADER_BYTES + (length & U32)
+    return found
 
 
 def _by_publisher(bodies: Iterable[bytes]) -> dict[int, dict[int, bytes]]:

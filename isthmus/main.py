@@ -8,6 +8,7 @@ import click
 _COMMANDS: Final = {
     # name: (module, attribute, one line of help)
     "demo": ("demo", "demo", "Watch two LANs talk while brokers are killed."),
+    "drill": ("drill", "drill", "Break things on purpose and see whether every promise holds."),
     "up": ("up", "up", "Run a whole topology on this machine and watch it."),
     "edge": ("edge", "edge", "Run an edge broker for a LAN."),
     "router": ("router", "router", "Run a routing broker."),
@@ -16,6 +17,8 @@ _COMMANDS: Final = {
     "sub": ("messages", "subscribe", "Print messages of topics."),
     "status": ("status", "status", "Show leader, brokers, links and what is wrong."),
     "topics": ("topics", "topics", "List topics, who serves them and who uses them."),
+    "token": ("token", "token", "Make, list and revoke tokens of clients."),
+    "certs": ("certs", "certs", "Make certificates for encrypted links."),
     "doctor": ("doctor", "doctor", "Check whether this machine can run Isthmus."),
     "report": ("report", "report", "Report from traces where the latency went."),
     "watch": ("watch", "watch", "Watch latency and deadline misses from traces, live."),

@@ -25,6 +25,7 @@ from overlay.messages import (
     Heartbeat,
     Hello,
     Matched,
+    Measured,
     Prune,
     Publishers,
     QosChanged,
@@ -45,6 +46,7 @@ _TYPE_OF_KIND: Final[dict[int, type[ControlMessage]]] = {
     FrameKind.PRUNE: Prune,
     FrameKind.QOS_CHANGED: QosChanged,
     FrameKind.PUBLISHERS: Publishers,
+    FrameKind.MEASURED: Measured,
 }
 _KIND_OF_TYPE: Final = {message_type: kind for kind, message_type in _TYPE_OF_KIND.items()}
 _HINTS: Final = {message_type: get_type_hints(message_type) for message_type in _KIND_OF_TYPE}

@@ -45,6 +45,12 @@ class CloseReason(StrEnum):
     SILENT = "silent"
     """No heartbeat for too long."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
+    TLS_FAILED = "tls_failed"
+    """No encrypted channel came about: wrong authority, expired or no certificate, or no TLS at all."""
+    WRONG_IDENTITY = "wrong_identity"
+    """Certificate or token do not prove what the peer says it is."""
+    REVOKED = "revoked"
+    """What the peer was let in with does not count any more."""
     LOST = "lost"
     """The connection broke without a word."""
 
@@ -60,6 +66,10 @@ class ProtocolError(OverlayError):
 
 class InvalidNameError(OverlayError):
     """A broker, LAN or topic name that cannot be used."""
+
+
+class AccessDeniedError(OverlayError):
+    """Something a client is not allowed to do."""
 
 
 class QosError(OverlayError):

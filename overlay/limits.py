@@ -16,6 +16,8 @@ FRAME_MAX_BYTES: Final = 1 * MIB
 """Largest frame after the handshake, kind byte included, length field not."""
 HANDSHAKE_FRAME_MAX_BYTES: Final = 4 * KIB
 """Largest frame before the peer has introduced itself."""
+TLS_HANDSHAKE_MAX_BYTES: Final = 16 * KIB
+"""What a peer may send before TLS is established; certificates of our kind need a tenth."""
 FRAME_TARGET_BYTES: Final = 64 * KIB
 """A sender closes a data frame once it holds this much, so that no frame blocks a link for long."""
 PAYLOAD_MAX_BYTES: Final = 512 * KIB
@@ -56,6 +58,12 @@ WRITE_HIGH_WATER_BYTES: Final = 64 * KIB
 ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 """A receiver acknowledges at least this often, besides every heartbeat."""
 
+# Datagrams beside a link
+DATAGRAM_MAX_BYTES: Final = 1_200
+"""Frames that make a larger datagram go by TCP: this much fits every usual path unfragmented."""
+COPIES_MAX: Final = 4
+"""Most copies of a datagram that are sent at once."""
+
 # Brokers
 ENDPOINT_ID_MAX: Final = 2**63 - 1
 """Ids of publishers and subscribers stay within 63 bits: hops read them as signed numbers."""
@@ -72,6 +80,10 @@ ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
 ENDPOINTS_MAX_PER_CLIENT: Final = 16_384
 CONNECTIONS_MAX_PER_BROKER: Final = 12_000
+CONNECTIONS_MAX_PER_ADDRESS: Final = 11_000
+"""Connections from one address, unless configured: many clients may share the address of a NAT."""
+HANDSHAKES_MAX_PER_ADDRESS: Final = 512
+"""Connections of one address that have not introduced themselves yet; above it the oldest goes."""
 PUBLISHERS_TOLD_MAX: Final = 1_024
 """Publishers a watching subscriber is told of; with more of them it is not told who has left."""
 MISSING_SEQUENCES_MAX: Final = 256
@@ -82,6 +94,8 @@ NAME_MAX_CHARACTERS: Final = 64
 TOPIC_MAX_BYTES: Final = 255
 
 assert HANDSHAKE_FRAME_MAX_BYTES < FRAME_MAX_BYTES
+assert HANDSHAKE_FRAME_MAX_BYTES < TLS_HANDSHAKE_MAX_BYTES
+assert HANDSHAKES_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_BROKER
 assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES
 assert FRAME_TARGET_BYTES <= ACKNOWLEDGE_EVERY_BYTES < OUTBOX_SOFT_BYTES < OUTBOX_MAX_BYTES
 assert HEARTBEAT_INTERVAL_NS * HEARTBEAT_SILENCE_INTERVALS < HEARTBEAT_SILENCE_NS

@@ -31,6 +31,7 @@ class FrameKind(IntEnum):
     PRUNE = 11
     QOS_CHANGED = 12
     PUBLISHERS = 13
+    MEASURED = 14
 
 
 class Role(StrEnum):
@@ -78,6 +79,8 @@ class Hello:
     """Data frames received from the receiver so far: it goes on after these."""
     drift_ppm: int = DRIFT_PPM
     """Most that the sender's clock drifts against real time."""
+    token: str = field(default="", repr=False)
+    """Of a client without a certificate: what proves who it is."""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -197,6 +200,14 @@ class Publishers:
     """False: there are more than are listed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Edge to edge of another LAN: what the sender knows of the links from routing brokers to it."""
+
+    links: dict[str, Any] = field(default_factory=dict)
+    """By routing broker: loss, burst, copies, then delays in ns and their shares, in turn."""
+
+
 ControlMessage = (
     Hello
     | Welcome
@@ -209,6 +220,7 @@ ControlMessage = (
     | Prune
     | QosChanged
     | Publishers
+    | Measured
 )
 
 

@@ -18,6 +18,7 @@ from overlay.limits import (
     RETENTION_DEFAULT,
     RETENTION_MAX,
 )
+from overlay.paths import Policy
 
 
 class Reliability(StrEnum):
@@ -42,6 +43,8 @@ class TopicQos:
     reliability: Reliability = Reliability.RELIABLE
     liveliness_ms: float = LIVELINESS_NS / MILLISECOND_NS
     """How long an endpoint may be silent before it counts as gone."""
+    paths: Policy | None = None
+    """Which ways between LANs its messages take; None: as their edge is configured."""
 
     def __post_init__(self) -> None:
         if self.period_ms is not None:
@@ -88,6 +91,11 @@ class TopicQos:
                 raise QosError(
                     f"reliability is {show(values['reliability'])}: use one of {', '.join(Reliability)}"
                 ) from None
+        if values.get("paths") is not None:
+            try:
+                values["paths"] = Policy(values["paths"])
+            except ValueError:
+                raise QosError(f"paths is {show(values['paths'])}: use one of {', '.join(Policy)}") from None
         return cls(**values)
 
 

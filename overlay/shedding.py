@@ -11,6 +11,7 @@ is shared out among the nodes on the way. However the losses meet, they stay wit
 """
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
@@ -27,7 +28,9 @@ from overlay.batch import (
     Run,
 )
 from overlay.bounds import Delays, needs_replication
+from overlay.outbox import Outbox
 from overlay.qos import TopicQos
+from overlay.trace import Reason
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -101,6 +104,23 @@ class Shedder:
         if len(kept) == run.messages:
             return run
         return Run(len(kept), b"".join(kept)) if kept else None
+
+    def relieve(
+        self, outbox: Outbox, run: Run, may_shed: int | None, dropped: "Counter[str]", now_ns: int
+    ) -> Run | None:
+        """What of a run is to be queued for the peer of this outbox; None if nothing.
+
+        All of it, unless the peer is overloaded. What is shed is counted in `dropped`, and traced.
+        """
+        if not outbox.is_overloaded(now_ns):
+            return run
+        sifted = self.sift(run, may_shed)
+        if sifted is not run:
+            reason = Reason.SHED_BEST_EFFORT if may_shed is None else Reason.SHED_TOLERATED
+            dropped[reason.name.lower()] += run.messages - (sifted.messages if sifted else 0)
+            if outbox.trace is not None:
+                outbox.trace.shed(run, sifted, int(reason), now_ns)
+        return sifted
 
     def calm(self) -> None:
         """The overload is over. Forgetting is safe: what is unknown passes."""

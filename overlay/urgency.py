@@ -11,6 +11,8 @@ from overlay.qos import TopicQos
 
 SHEDDABLE: Final = 0x80
 """Set in the class of best-effort topics: such frames go first when there is too much."""
+UNORDERED: Final = 0x40
+"""Set in the class of messages whose copies travel on several ways and may overtake each other."""
 NO_DEADLINE_NS: Final = 60 * SECOND_NS
 """A topic without a deadline is treated as if it had this one, so that it cannot starve."""
 _CLASS_LIMITS_NS: Final = tuple(

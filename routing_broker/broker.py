@@ -26,12 +26,13 @@ from coordinator import (
     EndpointKind,
     FlagRecord,
     MakeClient,
+    Partners,
     Registration,
     RouterRecord,
     Session,
     TopicView,
     Watch,
-    ZooKeeperClient,
+    client_of,
     policy_by_name,
 )
 from overlay.errors import CloseReason, ProtocolError
@@ -73,7 +74,7 @@ class RoutingBroker:
     """One routing broker."""
 
     def __init__(
-        self, config: RouterConfig, host: Host | None = None, zookeeper: MakeClient = ZooKeeperClient
+        self, config: RouterConfig, host: Host | None = None, zookeeper: MakeClient | None = None
     ) -> None:
         self._host = host or Host()
         self.config = config
@@ -85,9 +86,10 @@ class RoutingBroker:
             config.chroot,
             session_timeout_s=config.session_timeout_s,
             clock=self._host.clock,
-            make_client=zookeeper,
+            make_client=zookeeper or client_of(config, Role.ROUTER),
         )
         self.coordinator = Coordinator(self.session, host=self._host)
+        self._tls = config.tls(Role.ROUTER)
         self.hub: Hub
         self.locator = ""
         self.http = ""
@@ -105,6 +107,7 @@ class RoutingBroker:
         self._admission = AdmissionWatch(config.delays)
         self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
+        self._partners = Partners(self.id)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
         self._routers: Mapping[str, RouterRecord] = {}
@@ -132,10 +135,12 @@ class RoutingBroker:
             self,
             pace=config.pace,
             clock=self._host.clock,
+            connections_per_address=config.connections_per_address,
+            tls=self._tls,
         )
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
-        self.http = str(await self._operations.start(*listen_address("http", config.http)))
+        self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
         self._registration = await self.coordinator.register_router(
             RouterRecord(
                 id=self.id,
@@ -291,14 +296,18 @@ class RoutingBroker:
     # Coordination
 
     def _on_assignments(self, topics: frozenset[str]) -> None:
+        given, taken = topics - self._assigned, self._assigned - topics
         self._assigned = topics
-        for name in topics:
+        for name in given:
             handle = self._leaving.pop(name, None)
             if handle is not None:
                 handle.cancel()
             if name not in self._topic_watches:
                 self._topic_watches[name] = self.coordinator.watch_topic(name, self._on_topic)
-        for name in self._topic_watches.keys() - topics - self._leaving.keys():
+            elif (view := self._views.get(name)) is not None:
+                self._partners.set_topic(name, view.record.primary, view.record.backup)
+        for name in taken:
+            self._partners.forget_topic(name)
             self._leaving[name] = self.hub.loop.call_later(_TOPIC_LINGER_S, self._leave_topic, name)
 
     def _leave_topic(self, name: str) -> None:
@@ -325,6 +334,8 @@ class RoutingBroker:
             self.hub.clock(),
         )
         self._set_topic(name)
+        if name in self._assigned:
+            self._partners.set_topic(name, view.record.primary, view.record.backup)
         self._dial_partners({view.record.primary, view.record.backup} - {None, self.id})
 
     def _set_topic(self, name: str) -> None:
@@ -360,7 +371,7 @@ class RoutingBroker:
     def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
-        self._dial_partners(self._partners())
+        self._dial_partners(self._partners.names)
         for name in appeared & self._dialers.keys():
             self._dialers[name].hurry()
 
@@ -377,15 +388,6 @@ class RoutingBroker:
             else:
                 dialer.locator = Locator.parse(record.locator)
 
-    def _partners(self) -> set[str]:
-        return {
-            name
-            for topic in self._assigned
-            if (view := self._views.get(topic)) is not None
-            for name in (view.record.primary, view.record.backup)
-            if name is not None and name != self.id
-        }
-
     async def _housekeeping(self) -> None:
         now_ns = self.hub.clock()
         self.core.expire(now_ns)
@@ -395,7 +397,7 @@ class RoutingBroker:
                 self._set_topic(topic)
             if number % _TOPICS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        for name in self._dialers.keys() - self._partners() - self._routers.keys():
+        for name in self._dialers.keys() - self._partners.names - self._routers.keys():
             await self._dialers.pop(name).stop()
             self._links.pop(f"{Role.ROUTER}:{name}", None)
         for edge in list(self.core.peers):
@@ -445,7 +447,7 @@ class RoutingBroker:
             before = admitted
             if abs(rate - reported) > 0.1 * max(reported, 1.0):
                 reported = rate
-                await self._tell_leader(messages_per_s=round(rate, 1), topics=len(self._primary_topics()))
+                await self._tell_leader(messages_per_s=round(rate, 1), topics=self._partners.primaries)
 
     async def _tell_leader(self, **changes: Any) -> None:
         """Update our entry in ZooKeeper; while it cannot be reached, the leader learns it later."""

@@ -431,21 +431,13 @@ class RouterCore:
             copy = Copy(header, run, len(route.peers), route.backup, born_here_ns + route.replicate_ns)
             self._undispatched[copy] = None
             self._replicate(copy, touched, now_ns)
+        may_shed = None if route.shares is None else route.shares[Hop.ROUTER]
         for peer in route.peers:
-            sent = run
-            if peer.outbox.is_overloaded(now_ns):
-                may_shed = None if route.shares is None else route.shares[Hop.ROUTER]
-                sifted = peer.shedder.sift(run, may_shed)
-                if sifted is not run:
-                    reason = DropReason.SHED_BEST_EFFORT if may_shed is None else DropReason.SHED_TOLERATED
-                    self._dropped[reason] += run.messages - (sifted.messages if sifted else 0)
-                    if peer.outbox.trace is not None:
-                        peer.outbox.trace.shed(run, sifted, reason_named(reason.name), now_ns)
-                if sifted is None:
-                    if copy is not None:
-                        self.acknowledged((copy,))
-                    continue
-                sent = sifted
+            sent = peer.shedder.relieve(peer.outbox, run, may_shed, self._dropped, now_ns)
+            if sent is None:
+                if copy is not None:
+                    self.acknowledged((copy,))
+                continue
             dropped = peer.outbox.append(
                 deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns, copy
             )

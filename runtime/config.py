@@ -26,6 +26,8 @@ from overlay.bounds import Delays
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
 from overlay.errors import InvalidNameError
 from overlay.limits import (
+    CONNECTIONS_MAX_PER_ADDRESS,
+    CONNECTIONS_MAX_PER_BROKER,
     DRIFT_MAX_PPM,
     DRIFT_PPM,
     HEARTBEAT_INTERVAL_MAX_NS,
@@ -34,9 +36,12 @@ from overlay.limits import (
     MILLISECOND_NS,
 )
 from overlay.locator import Locator
+from overlay.messages import Role
 from overlay.names import check_name
+from overlay.paths import IN_TIME_WANTED, Policy
 from runtime.errors import ConfigurationError
 from runtime.hub import Pace
+from runtime.tls import Tls
 from runtime.tracing import DEFAULT_SAMPLING, TraceSettings
 
 _PREFIX = "ISTHMUS_"
@@ -56,6 +61,10 @@ class BrokerConfig:
     """Where /healthz, /readyz, /status and /metrics are served."""
     zookeeper: str = "127.0.0.1:2181"
     chroot: str = "/isthmus"
+    zookeeper_credentials: str = ""
+    """File with user:password for ZooKeeper; znodes are made for them alone."""
+    zookeeper_tls: bool = False
+    """Encrypt the connection to ZooKeeper, with `certificates`."""
     session_timeout_s: float = 4.0
     heartbeat_ms: float = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
     silence_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
@@ -70,8 +79,13 @@ class BrokerConfig:
     """Most that this host's monotonic clock drifts against real time (`isthmus doctor --clock`)."""
     log_level: str = "info"
     log_style: str = "text"
+    certificates: str = ""
+    """Folder with authority.pem and this broker's certificate and key: all links are encrypted, and other
+    brokers must prove their names. `isthmus certs` makes one."""
     insecure: bool = False
     """Accept connections from other hosts without TLS."""
+    connections_per_address: int = CONNECTIONS_MAX_PER_ADDRESS
+    """Most connections from one address; many clients may share the address of a NAT."""
     trace_dir: str = ""
     """Folder for traces; nothing is traced if empty."""
     trace_sample: float = DEFAULT_SAMPLING
@@ -97,6 +111,10 @@ class BrokerConfig:
         """Where and how much to trace; None if nothing is traced."""
         return TraceSettings(Path(self.trace_dir), self.trace_sample) if self.trace_dir else None
 
+    def tls(self, role: Role) -> Tls | None:
+        """The broker's certificate, once it has its name; None without encryption."""
+        return Tls.of_broker(Path(self.certificates), role, self.id) if self.certificates else None
+
     @property
     def host(self) -> str:
         """The host this broker counts as; primary and backup go to different ones."""
@@ -106,11 +124,19 @@ class BrokerConfig:
         """Raise ConfigurationError for settings that contradict each other or the limits."""
         for name in ("listen", "http"):
             host, port = listen_address(name, getattr(self, name))
-            if not (self.insecure or _is_loopback(host)):
+            if not (self.insecure or self.certificates or is_loopback(host)):
                 raise ConfigurationError(
                     f"{name} is {host}:{port}, which other hosts can reach, and links are not encrypted: "
-                    "listen on a loopback address, or say --insecure if the network is trusted"
+                    "give --certificates, listen on a loopback address, "
+                    "or say --insecure if the network is trusted"
                 )
+        if self.zookeeper_tls and not self.certificates:
+            raise ConfigurationError("zookeeper_tls is set and certificates are not: give their folder")
+        if not 1 <= self.connections_per_address <= CONNECTIONS_MAX_PER_BROKER:
+            raise ConfigurationError(
+                f"connections_per_address is {self.connections_per_address}: "
+                f"it must be from 1 to {CONNECTIONS_MAX_PER_BROKER}"
+            )
         slowest_ms = HEARTBEAT_INTERVAL_MAX_NS // MILLISECOND_NS
         if not 1 <= self.heartbeat_ms <= slowest_ms or self.silence_ms < 3 * self.heartbeat_ms:
             raise ConfigurationError(
@@ -149,8 +175,17 @@ class EdgeConfig(BrokerConfig):
 
     lan: str = ""
     """Name of the LAN this edge serves."""
+    access: str = ""
+    """File with the rules of what clients may do (runtime/access.py); all others are turned away."""
+    tokens: str = ""
+    """File with the tokens of clients that have no certificate; `isthmus token` keeps it."""
     proxy: str = ""
     """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
+    paths: str = Policy.SINGLE
+    """Ways that messages with a deadline take to other LANs, unless their topic says: single (by routing
+    broker), both (also straight to the other edge) or adaptive."""
+    in_time: float = IN_TIME_WANTED
+    """Share of messages that should keep their deadline; the adaptive choice of paths goes by it."""
     retain_more: bool = False
     """Keep one message more of topics where that spares replication (FRAME+)."""
     discovery: bool = True
@@ -160,6 +195,17 @@ class EdgeConfig(BrokerConfig):
     def check(self) -> None:
         """Raise ConfigurationError for settings that contradict each other or the limits."""
         BrokerConfig.check(self)
+        if self.paths not in set(Policy):
+            raise ConfigurationError(f"paths is {self.paths!r}: use one of {', '.join(Policy)}")
+        if not 0.5 <= self.in_time < 1:
+            raise ConfigurationError(f"in_time is {self.in_time:g}: give a share from 0.5 to below 1")
+        if self.certificates and not self.access:
+            raise ConfigurationError(
+                "certificates are given and access is not: name a file with the rules of "
+                "what clients may do; docs/security.md shows one"
+            )
+        if self.tokens and not self.access:
+            raise ConfigurationError("tokens are given and access is not: without rules nobody asks for them")
         if not self.lan:
             raise ConfigurationError("lan is not set: say which LAN this edge serves, with --lan NAME")
         if not 0 < self.discovery_port < 65536:
@@ -237,7 +283,8 @@ def listen_address(name: str, text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach it."""
     if host == "localhost":
         return True
     try:

@@ -2,13 +2,14 @@
 
 States of a connection, and what moves it on:
 
-    dialled:   PROXY --200--> HELLO_SENT --WELCOME--> OPEN --any end--> CLOSED
-    accepted:              AWAIT_HELLO   --HELLO----> OPEN --any end--> CLOSED
+    dialled:   PROXY --200--> TLS --established--> HELLO_SENT --WELCOME--> OPEN --any end--> CLOSED
+    accepted:                 TLS --established--> AWAIT_HELLO --HELLO---> OPEN --any end--> CLOSED
 
-PROXY is skipped without a proxy. Every state has one exit on error: CLOSED, with an enumerated
-reason, told to the peer in a CLOSE frame if the socket still works. Nothing is written outside
-OPEN but the handshake itself. Data is written at most once per loop turn, and only while the
-socket's own buffer is small, so that what waits stays in the outbox where order can change.
+PROXY is skipped without a proxy, TLS where the node has no certificates. Every state has one exit
+on error: CLOSED, with an enumerated reason, told to the peer in a CLOSE frame if the socket still
+works. Nothing is written outside OPEN but the handshake itself, which has one time limit in all.
+Data is written at most once per loop turn, and only while the socket's own buffer is small, so that
+what waits stays in the outbox where order can change.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from overlay.liveness import Liveness
 from overlay.locator import Locator
 from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Welcome
 from runtime.link import Link
+from runtime.tls import CertificateName, TlsChannel, speaks_tls
 
 if TYPE_CHECKING:
     from runtime.hub import Hub
@@ -54,6 +56,7 @@ class State(Enum):
     """Where a connection is in its life."""
 
     PROXY = auto()
+    TLS = auto()
     HELLO_SENT = auto()
     AWAIT_HELLO = auto()
     OPEN = auto()
@@ -73,6 +76,7 @@ class Connection(asyncio.Protocol):
         self._dialled = dialled is not None
         self._proxied = through_proxy_to
         self._proxy_answer = b""
+        self._tls: TlsChannel | None = None
         self._state = State.AWAIT_HELLO
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -83,6 +87,8 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._close_reason = CloseReason.LOST
         self._close_detail = "the connection broke"
+        self.address = ""
+        """Of an accepted connection: where it comes from."""
 
     # Called by asyncio
 
@@ -94,23 +100,27 @@ class Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOT_SENT_LOW_WATER_BYTES)
+        if not self._dialled:
+            self.address = str((transport.get_extra_info("peername") or ("",))[0])
         self._timer = self.hub.loop.call_later(HANDSHAKE_TIMEOUT_NS / SECOND_NS, self._handshake_timed_out)
         self.hub.connection_opened(self)
-        if not self._dialled:
-            return
-        if self._proxied is not None:
+        if self._dialled and self._proxied is not None:
             self._state = State.PROXY
             transport.write(f"CONNECT {self._proxied} HTTP/1.1\r\nHost: {self._proxied}\r\n\r\n".encode())
         else:
-            self._say_hello()
+            self._begin()
 
     def data_received(self, data: bytes) -> None:
         """Bytes arrived."""
         try:
             if self._state is State.PROXY:
                 data = self._read_proxy_answer(data)
+            if self._tls is not None:
+                data = self._decrypt(self._tls, data)
             if self.liveness is not None:
                 self.liveness.heard()
+            elif self._tls is None and not self._reader.pending_bytes and speaks_tls(data):
+                raise ProtocolError(CloseReason.TLS_FAILED, "the peer speaks TLS: give us certificates")
             self._reader.feed(data)
             while self._state in {State.HELLO_SENT, State.AWAIT_HELLO}:
                 frames = self._reader.take_frames(at_most=1)
@@ -154,12 +164,12 @@ class Connection(asyncio.Protocol):
     def send_control(self, message: ControlMessage) -> None:
         """Write a control frame at once; it may overtake waiting data."""
         if self._transport is not None and self._state is not State.CLOSED:
-            self._transport.write(encode(message))
+            self._write(encode(message))
 
     def write_again(self, frames: list[bytes]) -> None:
         """Write frames that were sent on an earlier connection and not acknowledged."""
         if self._transport is not None and self._state is State.OPEN:
-            self._transport.write(b"".join(frames))
+            self._write(b"".join(frames))
 
     def flush_soon(self) -> None:
         """Write waiting data in this loop turn; however often it is asked for, it happens once."""
@@ -180,8 +190,10 @@ class Connection(asyncio.Protocol):
         self._close_reason = reason
         self._close_detail = detail
         if self._transport is not None:
-            if self._state is not State.PROXY:
-                self._transport.write(encode(Close(reason, detail[:512])))
+            if self._tls is not None and (self._state is State.TLS or reason is CloseReason.TLS_FAILED):
+                self._transport.write(self._tls.take())
+            elif self._state is not State.PROXY:
+                self._write(encode(Close(reason, detail[:512])))
             self._close_transport(self._transport)
         self._finish()
 
@@ -233,10 +245,40 @@ class Connection(asyncio.Protocol):
 
     # Handshake
 
-    def _say_hello(self) -> None:
-        assert self._transport is not None and self.link is not None
-        self._state = State.HELLO_SENT
-        self._transport.write(encode(self.hub.hello_for(self.link)))
+    @property
+    def peer_certificate(self) -> CertificateName | None:
+        """Whom the peer's certificate is for; None without TLS, or if it has none."""
+        return self._tls.peer if self._tls is not None else None
+
+    def _begin(self) -> None:
+        """The peer can be talked to: encrypt if we have certificates, then introduce ourselves."""
+        if self.hub.tls is not None and self._tls is None:
+            assert self._transport is not None
+            self._state = State.TLS
+            self._tls = self.hub.tls.dial() if self._dialled else self.hub.tls.accept()
+            if self._dialled:
+                self._transport.write(self._tls.start())
+        elif self._dialled:
+            assert self.link is not None
+            self._state = State.HELLO_SENT
+            self._write(encode(self.hub.hello_for(self.link)))
+        else:
+            self._state = State.AWAIT_HELLO
+
+    def _decrypt(self, tls: TlsChannel, data: bytes) -> bytes:
+        if tls.is_fresh and len(data) > 1 and not speaks_tls(data):
+            self._tls, self._state = None, State.AWAIT_HELLO  # so that the peer can read the answer
+            raise ProtocolError(CloseReason.TLS_FAILED, "only TLS is spoken here: give certificates")
+        plain = tls.decrypt(data)
+        if (answer := tls.take()) and self._transport is not None:
+            self._transport.write(answer)
+        if self._state is State.TLS and tls.is_established:
+            self._begin()
+        return plain
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data if self._tls is None else self._tls.encrypt(data))
 
     def _read_proxy_answer(self, data: bytes) -> bytes:
         """Consume the proxy's answer to CONNECT; returns the bytes after it."""
@@ -250,7 +292,7 @@ class Connection(asyncio.Protocol):
         if len(status) < 2 or status[1] != b"200":
             raise ProtocolError(CloseReason.LOST, f"the proxy answered {head[:80]!r}")
         self._proxy_answer = b""
-        self._say_hello()
+        self._begin()
         return rest
 
     def _handle_handshake(self, kind: int, body: bytes) -> None:
@@ -259,18 +301,17 @@ class Connection(asyncio.Protocol):
             self._peer_closed(message)
         elif self._state is State.AWAIT_HELLO and isinstance(message, Hello):
             drift_ppm = self._drift_ppm(message.drift_ppm)
-            link, welcome = self.hub.admit_hello(message)
+            link, welcome = self.hub.admit_hello(message, self.peer_certificate)
             self._replace_connection_of(link)
             self.link = link
             received = message.received if message.peer_incarnation == self.hub.identity.incarnation else 0
             link.attach(self, message.incarnation, received, drift_ppm)
-            assert self._transport is not None
-            self._transport.write(encode(welcome))
+            self._write(encode(welcome))
             self._open(message.heartbeat_ns)
         elif self._state is State.HELLO_SENT and isinstance(message, Welcome):
             assert self.link is not None
             drift_ppm = self._drift_ppm(message.drift_ppm)
-            self.hub.admit_welcome(self.link, message)
+            self.hub.admit_welcome(self.link, message, self.peer_certificate)
             self._replace_connection_of(self.link)
             self.link.attach(self, message.incarnation, message.received, drift_ppm)
             self._open(self.hub.heartbeat_ns_for(self.link))
@@ -349,6 +390,8 @@ class Connection(asyncio.Protocol):
         liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
+            if link.delays is not None:
+                link.delays.add(liveness.round_trip_ns // 2)
         if first:
             # Echo it at once, so that the peer need not wait an interval to know our clock.
             self._send_heartbeat(now_ns)
@@ -356,7 +399,7 @@ class Connection(asyncio.Protocol):
     def _send_heartbeat(self, now_ns: int) -> None:
         assert self.liveness is not None and self.link is not None and self._transport is not None
         self._unacknowledged_bytes = 0
-        self._transport.write(encode_heartbeat(self.liveness.heartbeat(now_ns, self.link.received)))
+        self._write(encode_heartbeat(self.liveness.heartbeat(now_ns, self.link.received)))
 
     def _host_answers(self, liveness: Liveness) -> bool:
         """The peer's kernel acknowledges our heartbeats, so the peer lives and only gets no time to run.
@@ -385,7 +428,7 @@ class Connection(asyncio.Protocol):
         now_ns = self.hub.clock()
         while room > 0 and outbox.has_waiting and outbox.has_room and self._writable:
             frames = outbox.take_frames(room, now_ns)
-            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+            self._write(frames[0] if len(frames) == 1 else b"".join(frames))
             room = WRITE_HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
         # With a full window, the next acknowledgement flushes; with a full socket, its draining.
 

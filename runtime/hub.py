@@ -17,9 +17,11 @@ from typing import Final, Protocol
 
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import (
+    CONNECTIONS_MAX_PER_ADDRESS,
     CONNECTIONS_MAX_PER_BROKER,
     DRIFT_PPM,
     HANDSHAKE_TIMEOUT_NS,
+    HANDSHAKES_MAX_PER_ADDRESS,
     HEARTBEAT_INTERVAL_MAX_NS,
     HEARTBEAT_INTERVAL_NS,
     HEARTBEAT_SILENCE_NS,
@@ -30,7 +32,8 @@ from overlay.locator import Locator
 from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welcome
 from runtime.connection import Connection
 from runtime.host import Clock
-from runtime.link import Link
+from runtime.link import Link, Principal
+from runtime.tls import CertificateName, Tls
 
 log = logging.getLogger("isthmus.hub")
 
@@ -46,9 +49,12 @@ CLIENT_SILENCE_NS: Final = 2 * SECOND_NS
 _ACCEPTING_TURNS: Final = 3
 """Loop turns after which asyncio has told us of a socket it had accepted before the server closed."""
 _BACK_OFF_FIRST_S: Final = 0.02
-_BACK_OFF_MOST_S: Final = 1.0
+BACK_OFF_MOST_S: Final = 1.0
+_ABSENT: Final = object()
 
 ChooseLocator = Callable[[], Awaitable[Locator]]
+Authenticate = Callable[[Hello, CertificateName | None], Principal]
+"""Who a client is, by its certificate or token; raises ProtocolError for a stranger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,15 @@ class Hub:
         clock: Clock = time.monotonic_ns,
         randomness: random.Random | None = None,
         connections_max: int = CONNECTIONS_MAX_PER_BROKER,
+        connections_per_address: int = CONNECTIONS_MAX_PER_ADDRESS,
+        tls: Tls | None = None,
+        authenticate: Authenticate | None = None,
+        token: str = "",
     ) -> None:
+        """With `tls` every connection is encrypted and every broker must prove its name.
+
+        With `authenticate` every client must prove who it is; `token` proves who we are.
+        """
         self.identity = identity
         self.handler = handler
         self.pace = pace or Pace()
@@ -121,7 +135,14 @@ class Hub:
         self.randomness = randomness or random.Random(identity.incarnation)
         self.closes: Counter[CloseReason] = Counter()
         """Connections that ended, by reason."""
+        self.tls = tls
+        self._authenticate = authenticate
+        self._token = token
         self._connections_max = connections_max
+        self._connections_per_address = connections_per_address
+        self._addresses: Counter[str] = Counter()
+        self._handshakes: dict[str, dict[Connection, None]] = {}
+        """By address: accepted connections whose peer has not introduced itself yet, oldest first."""
         self._connections: set[Connection] = set()
         self._sockets: set[Connection] = set()
         """Connections whose socket is open; a closed one may still hand over its last bytes."""
@@ -145,13 +166,19 @@ class Hub:
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
         return Locator(bound_host, bound_port)
 
-    def dial(self, link: Link, locator: "Locator | ChooseLocator", proxy: Locator | None = None) -> "Dialer":
+    def dial(
+        self,
+        link: Link,
+        locator: "Locator | ChooseLocator",
+        proxy: Locator | None = None,
+        back_off_most_s: float = BACK_OFF_MOST_S,
+    ) -> "Dialer":
         """Keep a connection to this peer open until the dialer is stopped.
 
         `locator` is where the peer is, or a function that is asked before every attempt.
         """
         assert link.key not in self._dialers
-        dialer = Dialer(self, link, locator, proxy)
+        dialer = Dialer(self, link, locator, proxy, back_off_most_s)
         self._dialers[link.key] = dialer
         return dialer
 
@@ -202,6 +229,7 @@ class Hub:
             peer_incarnation=link.peer_incarnation,
             received=link.received,
             drift_ppm=self.identity.drift_ppm,
+            token=self._token,
         )
 
     def heartbeat_ns_for(self, link: Link) -> int:
@@ -216,7 +244,7 @@ class Hub:
             return self.pace.silence_ns
         return max(self.pace.silence_ns, CLIENT_SILENCE_NS)
 
-    def admit_hello(self, hello: Hello) -> tuple[Link, Welcome]:
+    def admit_hello(self, hello: Hello, certificate: CertificateName | None = None) -> tuple[Link, Welcome]:
         """Check an introduction, let the handler find the link."""
         if self._closing:
             raise ProtocolError(CloseReason.DRAINING, "this broker is shutting down: use another one")
@@ -234,20 +262,37 @@ class Hub:
                 f"heartbeat every {hello.heartbeat_ns} ns: "
                 f"it must be between {MILLISECOND_NS} and {HEARTBEAT_INTERVAL_MAX_NS}",
             )
+        principal = self._check_identity(hello, certificate)
         link, welcome = self.handler.admit(hello)
+        if link.principal is not None and link.principal.name != principal.name:
+            # Whoever takes a client's name would get what waits for it.
+            raise ProtocolError(CloseReason.WRONG_IDENTITY, f"{hello.node} is another principal's client")
+        link.principal = principal
         return link, replace(welcome, drift_ppm=self.identity.drift_ppm)
 
-    def admit_welcome(self, link: Link, welcome: Welcome) -> None:
+    def admit_welcome(self, link: Link, welcome: Welcome, certificate: CertificateName | None = None) -> None:
         """Check the answer of a dialled peer."""
         _check_protocol(welcome.protocol)
+        if self.tls is not None:
+            _check_certificate(welcome.role, welcome.node, certificate)
         if self.identity.role is not Role.CLIENT:
             self._check_cluster(welcome.cluster)
         self.handler.on_welcome(link, welcome)
+
+    def _check_identity(self, hello: Hello, certificate: CertificateName | None) -> Principal:
+        """Who the peer is; nobody in particular where nobody asks."""
+        if hello.role is Role.CLIENT:
+            return self._authenticate(hello, certificate) if self._authenticate is not None else Principal()
+        if self.tls is not None:
+            _check_certificate(hello.role, hello.node, certificate)
+        return Principal(hello.node)
 
     def connection_opened(self, connection: Connection) -> None:
         """A socket is connected; the handshake follows."""
         self._connections.add(connection)
         self._sockets.add(connection)
+        if connection.address:
+            self._count_address(connection)
         if self._closing:  # it was accepted just before
             self.loop.call_soon(connection.close, CloseReason.DRAINING, "this node is shutting down")
         if self._ticker is None and not self._closing:
@@ -256,6 +301,7 @@ class Hub:
     def connection_ready(self, connection: Connection) -> None:
         """The handshake is done."""
         assert connection.link is not None and connection.liveness is not None
+        self._forget_handshake(connection)
         slow = connection.liveness.interval_ns >= SLOW_HEARTBEAT_NS
         (self._slow if slow else self._fast).add(connection)
         log.debug("link up", extra={"peer": connection.link.peer})
@@ -267,6 +313,7 @@ class Hub:
         """A connection is gone; `link` is set if it was that link's current one."""
         for group in (self._connections, self._fast, self._slow, self._to_acknowledge):
             group.discard(connection)
+        self._forget_handshake(connection)
         self.closes[reason] += 1
         if link is not None:
             log.debug("link down", extra={"peer": link.peer, "reason": str(reason), "detail": detail})
@@ -275,12 +322,44 @@ class Hub:
     def connection_gone(self, connection: Connection) -> None:
         """The connection's socket is closed."""
         self._sockets.discard(connection)
+        if connection.address:
+            self._addresses[connection.address] -= 1
+            if not self._addresses[connection.address]:
+                del self._addresses[connection.address]
         if self._all_gone is not None and not self._sockets and not self._all_gone.done():
             self._all_gone.set_result(None)
 
     def acknowledge_soon(self, connection: Connection) -> None:
         """Data came in: acknowledge it with the next tick."""
         self._to_acknowledge.add(connection)
+
+    # Limits
+
+    def _count_address(self, connection: Connection) -> None:
+        """Refuse an address that has too many connections; make room among those that say nothing."""
+        address = connection.address
+        self._addresses[address] += 1
+        if self._addresses[address] > self._connections_per_address:
+            self.loop.call_soon(
+                connection.close,
+                CloseReason.TOO_MANY_CONNECTIONS,
+                f"{self._connections_per_address} connections come from {address}, no more are allowed: "
+                "close some, or raise connections_per_address",
+            )
+            return
+        handshakes = self._handshakes.setdefault(address, {})
+        handshakes[connection] = None
+        if len(handshakes) > HANDSHAKES_MAX_PER_ADDRESS:
+            # Honest peers are through in a round trip or two: the oldest is the least likely to be one.
+            next(iter(handshakes)).close(
+                CloseReason.TOO_MANY_CONNECTIONS,
+                f"{HANDSHAKES_MAX_PER_ADDRESS} connections from {address} have not introduced themselves",
+            )
+
+    def _forget_handshake(self, connection: Connection) -> None:
+        handshakes = self._handshakes.get(connection.address)
+        if handshakes is not None and handshakes.pop(connection, _ABSENT) is None and not handshakes:
+            del self._handshakes[connection.address]
 
     # Heartbeats
 
@@ -320,8 +399,16 @@ class Hub:
 class Dialer:
     """Keeps one link connected: connect, wait for the end, back off, again."""
 
-    def __init__(self, hub: Hub, link: Link, locator: Locator | ChooseLocator, proxy: Locator | None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        link: Link,
+        locator: Locator | ChooseLocator,
+        proxy: Locator | None,
+        back_off_most_s: float,
+    ) -> None:
         self.link = link
+        self._back_off_most_s = back_off_most_s
         self.locator = locator
         """May be changed; the next attempt goes there."""
         self.last_error = ""
@@ -354,7 +441,7 @@ class Dialer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(back_off_s * (0.5 + self._hub.randomness.random())):
                     await self._hurry.wait()
-            back_off_s = min(2 * back_off_s, _BACK_OFF_MOST_S)
+            back_off_s = min(2 * back_off_s, self._back_off_most_s)
 
     async def _connect_once(self) -> bool:
         """One connection from dial to end; says whether the handshake succeeded."""
@@ -381,6 +468,15 @@ class Dialer:
             self._connection = None
         self.last_error = f"{target}: {reason}: {detail}"
         return link.connects > connects_before
+
+
+def _check_certificate(role: Role, node: str, certificate: CertificateName | None) -> None:
+    if certificate != (role, node):
+        raise ProtocolError(
+            CloseReason.WRONG_IDENTITY,
+            f"the peer says it is {role} {node}, its certificate is for {certificate or 'nobody'}: "
+            f"give it one with `isthmus certs`",
+        )
 
 
 def _check_protocol(protocol: int) -> None:

@@ -8,6 +8,7 @@ from overlay.delay import LinkClock
 from overlay.limits import DRIFT_PPM
 from overlay.messages import ControlMessage, Role
 from overlay.outbox import Outbox, OutboxStatistics, Ticket
+from overlay.quality import DelayHistogram
 
 if TYPE_CHECKING:
     from runtime.connection import Connection
@@ -44,6 +45,14 @@ class MeasuredLink(NamedTuple):
     """How much longer than nearby a peer that falls silent goes unnoticed."""
 
 
+class Principal(NamedTuple):
+    """Who a client has proven to be; nobody where nobody asks."""
+
+    name: str = ""
+    token: str = ""
+    """Id of the token it was let in with; empty for a certificate."""
+
+
 class Link:
     """A peer, its outbox, and the count of what it has sent us.
 
@@ -63,6 +72,8 @@ class Link:
         self.bytes_received = 0
         self.connects = 0
         self.connection: Connection | None = None
+        self.principal: Principal | None = None
+        """Of a peer that has introduced itself: who it has proven to be."""
         self.holds_data = False
         """Data waits although the link is up: the peer must be told something first."""
         self._again: list[bytes] = []
@@ -70,6 +81,8 @@ class Link:
         """Bounds the age of what the peer has stamped with its clock."""
         self.on_acknowledged: Callable[[list[Ticket]], None] | None = None
         """Called when the peer has acknowledged frames: the outbox may have room again."""
+        self.delays: DelayHistogram | None = None
+        """Set if the link's delays are to be measured: half of every round trip."""
         self.context: Any = None
         """What the broker's core keeps for this peer."""
 

@@ -13,8 +13,10 @@ from prometheus_client.registry import Collector
 
 from overlay.errors import CloseReason
 from overlay.locator import Locator
+from runtime.config import is_loopback
 from runtime.hub import Hub
 from runtime.link import LinkStatistics
+from runtime.tls import Tls
 
 Status = Callable[[], Mapping[str, Any]]
 Readiness = Callable[[], str]
@@ -40,8 +42,8 @@ class OperationsServer:
         self._registry.register(_Collector(metrics))
         self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str, port: int) -> Locator:
-        """Serve; returns where."""
+    async def start(self, host: str, port: int, tls: Tls | None = None) -> str:
+        """Serve; returns where. With certificates, other hosts are served with HTTPS only."""
         application = web.Application()
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/readyz", self._readyz)
@@ -49,10 +51,11 @@ class OperationsServer:
         application.router.add_get("/metrics", self._get_metrics)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        https = tls.https if tls is not None and not is_loopback(host) else None
+        site = web.TCPSite(self._runner, host, port, ssl_context=https)
         await site.start()
         bound_host, bound_port = self._runner.addresses[0][:2]
-        return Locator(bound_host, bound_port)
+        return f"{'https://' if https is not None else ''}{Locator(bound_host, bound_port)}"
 
     async def close(self) -> None:
         """Stop serving."""

@@ -2,10 +2,13 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from coordinator.embedded import EmbeddedZooKeeper
+from overlay.messages import Role
+from runtime.certificates import make_authority, make_certificate
 from runtime.compiled import stale_modules
 
 _chroot_numbers = itertools.count(1)
@@ -22,6 +25,20 @@ def zookeeper() -> Iterator[EmbeddedZooKeeper]:
     """A running server, started by the first test that asks for it. Do not stop it: others use it too."""
     with EmbeddedZooKeeper() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority and certificates of the brokers and clients of tests."""
+    folder = tmp_path_factory.mktemp("certificates")
+    make_authority(folder)
+    for name in ("server", "a", "bystander", "ea", "ea2", "eb"):
+        make_certificate(folder, Role.EDGE, name, ["127.0.0.1", "localhost"])
+    for name in ("r1", "r2", "r3"):
+        make_certificate(folder, Role.ROUTER, name, ["127.0.0.1"])
+    for name in ("alice", "bob"):
+        make_certificate(folder, Role.CLIENT, name)
+    return folder
 
 
 @pytest.fixture

@@ -20,12 +20,19 @@ class Stream:
     topic: str
     crosses_wan: bool
     """Publisher and subscriber are in different LANs."""
-    sent: int
-    """Messages the publisher sent, numbered from 1."""
+    accepted_ns: Sequence[int]
+    """The publisher's log: when each message had been accepted; the first is number 1."""
     period_ns: int
     sequences: Sequence[int]
     sent_ns: Sequence[int]
     received_ns: Sequence[int]
+    age_bound_ns: Sequence[int]
+    """How old each was at most when received, as the overlay said; -1: it did not say."""
+
+    @property
+    def sent(self) -> int:
+        """Messages the publisher sent, numbered from 1."""
+        return len(self.accepted_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ after the kill of the primary, beyond the normal period, see `topology.checker.f
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from overlay.limits import SECOND_NS
 from runtime.tracing import TraceSettings
@@ -27,6 +27,7 @@ from topology.driver import Driver, running
 from topology.errors import DriverError, TopologyError
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import Topology
+from topology.observer import Observer
 from topology.promises import (
     Promise,
     healthy_keep_topics,
@@ -38,23 +39,18 @@ from topology.promises import (
     nothing_else_died,
     order_kept,
 )
-from topology.snapshot import Snapshot, take_snapshot
+from topology.settling import STABLE_S, wait_for, wait_settled
+from topology.snapshot import Snapshot
 
 LEADER_GRACE_S: Final = 1.0
 """A new leader must act within the session timeout and this long."""
 POLL_S: Final = 0.02
-SETTLE_POLL_S: Final = 0.1
-STABLE_S: Final = 1.5
-"""An assignment that has not changed for this long is not about to; longer than the leader's steps."""
-SETTLE_TIMEOUT_S: Final = 20.0
 PATIENCE_S: Final = 10.0
 """How much longer than promised something is waited for, so that the report can say how late it was."""
 AFTERMATH_NS: Final = 8 * SECOND_NS
 """Silence that begins later than this after a crash is not put down to it."""
 TAIL_S: Final = 1.0
 """Messages flow at least this long after the last repair."""
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +89,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return value
-
-
-class Observer:
-    """Told what happens; the command line shows it."""
-
-    def say(self, text: str) -> None:
-        """Something happened."""
-
-    def progress(self, text: str) -> None:
-        """What is going on right now."""
 
 
 def check_topology(topology: Topology) -> None:
@@ -191,11 +177,13 @@ class _Scenario:
             leaders = [n for n, s in statuses.items() if s["leader"] and s["epoch"] > epoch]
             return leaders[0] if leaders else None
 
-        self._new_leader = await self._wait_for(led, limit_s + PATIENCE_S, POLL_S, "a new leader")
+        self._new_leader = await wait_for(
+            led, limit_s + PATIENCE_S, POLL_S, "a new leader", self._driver, self._observer
+        )
         self._leader_change_ms = (time.monotonic_ns() - crash.at_ns) / 1e6
         self._promises.append(leader_in_time(victim, self._new_leader, self._leader_change_ms, limit_s * 1e3))
         self._observer.say(f"{self._new_leader} leads, {self._leader_change_ms:.0f} ms after the kill")
-        after = await self._wait_settled(f"without {victim}", avoid=victim)
+        after = await self._wait_settled(f"without {victim}", avoid=[victim])
         self._promises.append(healthy_keep_topics(before.assignment, after.assignment, victim))
         await self._restart(victim)
 
@@ -208,7 +196,7 @@ class _Scenario:
             f"killed {victim}, primary of {self._primary_topic} with {rate:g} messages/s across the WAN (and "
             f"of {_topics(crash.topics - {self._primary_topic})})"
         )
-        await self._wait_settled(f"without {victim}", avoid=victim)
+        await self._wait_settled(f"without {victim}", avoid=[victim])
         self._reassigned_ms = (time.monotonic_ns() - crash.at_ns) / 1e6
         self._observer.say(
             f"all edges send to the new primaries, {self._reassigned_ms:.0f} ms after the kill"
@@ -246,45 +234,10 @@ class _Scenario:
             self._observer.progress(f"messages flow, {left_s:.0f} s until {what}")
             await asyncio.sleep(min(left_s, 0.25))
 
-    async def _wait_settled(self, when: str, *, avoid: str = "", stable_s: float = 0.0) -> Snapshot:
-        """Wait until every topic has a primary and a backup and all its edges are connected to both.
-
-        The assignment must also have stopped changing: the leader moves topics to a broker that joined.
-        """
-        since_s = 0.0
-        previous: dict[str, tuple[str, str]] = {}
-
-        async def settled() -> Snapshot | None:
-            nonlocal since_s, previous
-            snapshot = await take_snapshot(self._driver)
-            if not _is_settled(snapshot, self._topology, avoid):
-                previous = {}
-                return None
-            now_s = time.monotonic()
-            if snapshot.assignment != previous:
-                previous, since_s = snapshot.assignment, now_s
-            return snapshot if now_s - since_s >= stable_s else None
-
-        return await self._wait_for(
-            settled, SETTLE_TIMEOUT_S, SETTLE_POLL_S, f"primary and backup of every topic {when}"
-        )
-
-    async def _wait_for(
-        self,
-        condition: Callable[[], Awaitable[Result | None]],
-        timeout_s: float,
-        every_s: float,
-        what: str,
-    ) -> Result:
-        deadline_s = time.monotonic() + timeout_s
-        while (found := await condition()) is None:
-            if time.monotonic() > deadline_s:
-                raise DriverError(
-                    f"waited for {what} for {timeout_s:g} s in vain: see the logs in {self._driver.directory}"
-                )
-            self._observer.progress(f"waiting for {what}")
-            await asyncio.sleep(every_s)
-        return found
+    async def _wait_settled(
+        self, when: str, *, avoid: Collection[str] = (), stable_s: float = 0.0
+    ) -> Snapshot:
+        return await wait_settled(self._driver, self._observer, when, avoid=avoid, stable_s=stable_s)
 
     # The verdict
 
@@ -345,24 +298,6 @@ class _Scenario:
             for status in statuses.values()
             if status["role"] == "edge"
         )
-
-
-def _is_settled(snapshot: Snapshot, topology: Topology, avoid: str) -> bool:
-    if not snapshot.leader or any(broker.alive and not broker.ready for broker in snapshot.brokers):
-        return False
-    alive = {broker.name for broker in snapshot.brokers if broker.alive} - {avoid}
-    links = {broker.name: set(broker.links_up) for broker in snapshot.brokers}
-    used = {item.topic for item in topology.publishers} | {item.topic for item in topology.subscribers}
-    for name in used:
-        topic = snapshot.topic(name)
-        if topic is None or topic.primary == topic.backup:
-            return False
-        brokers = {topic.primary, topic.backup}
-        if not brokers <= alive or any(target != topic.primary for target in topic.targets.values()):
-            return False
-        if any(not brokers <= links[edge] for edge in topic.edges):
-            return False
-    return True
 
 
 def _topics(names: frozenset[str]) -> str:

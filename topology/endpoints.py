@@ -26,6 +26,7 @@ _QOS_FIELDS: Final = (
     "retention",
     "reliability",
     "liveliness_ms",
+    "paths",
 )
 
 Edges = Mapping[str, tuple[str, ...]]

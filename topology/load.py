@@ -16,6 +16,7 @@ A testbed that only wants traffic leaves it in the second phase; nothing is reco
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import json
 import signal
@@ -25,7 +26,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from clients import Client, Publisher, Subscription
+from clients import Client, Publisher, ReceivedMessage, Subscription
+from overlay.limits import MILLISECOND_NS
 from runtime.logs import configure_logging
 from runtime.tracing import DEFAULT_SAMPLING, TraceSettings
 from topology.endpoints import PublisherSpec, SubscriberSpec
@@ -51,6 +53,24 @@ def read_payload(payload: bytes) -> tuple[int, int, int]:
     return int(publisher), int(sequence), int(sent_ns)
 
 
+def pack(values: "array[int]") -> str:
+    """Numbers for JSON, small and fast to read; `unpack` reads them."""
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def unpack(text: str, code: str = "Q") -> "array[int]":
+    """What `pack` wrote: unsigned numbers of 64 bits, or signed ones with code q."""
+    values = array(code)
+    values.frombytes(base64.b64decode(text))
+    return values
+
+
+def _age_bound_ns(message: ReceivedMessage, now_ns: int) -> int:
+    if message.age_bound_ms is None:
+        return -1
+    return round(message.age_bound_ms * MILLISECOND_NS) + now_ns - message.received_ns
+
+
 class Source:
     """One publishing application."""
 
@@ -58,11 +78,17 @@ class Source:
         self.number = number
         self.topic = spec.topic
         self.topic_id = publisher.topic_id
-        self.sent = 0
+        self.accepted_ns = array("Q")
+        """When each message that counts was accepted; the first is number 1."""
         self.measuring = False
         self._period_s = 1 / spec.rate_per_s
         self._size = spec.payload_bytes
         self._publisher = publisher
+
+    @property
+    def sent(self) -> int:
+        """Messages that count."""
+        return len(self.accepted_ns)
 
     @property
     def published(self) -> int:
@@ -85,7 +111,9 @@ class Source:
                 write_payload(self.number, sequence, time.monotonic_ns(), self._size)
             )
             if sequence:
-                self.sent = sequence
+                assert sequence <= RECORDS_MAX, "too many messages to record"
+                # Taken afterwards: no message is older than its publisher's log says.
+                self.accepted_ns.append(time.monotonic_ns())
 
 
 class Record:
@@ -96,6 +124,8 @@ class Record:
         self.sequences = array("Q")
         self.sent_ns = array("Q")
         self.received_ns = array("Q")
+        self.age_bound_ns = array("q")
+        """How old it was at most when it was received; -1 if that was not known."""
 
 
 class Sink:
@@ -137,6 +167,7 @@ class Sink:
                     record.sequences.append(sequence)
                     record.sent_ns.append(sent_ns)
                     record.received_ns.append(now_ns)
+                    record.age_bound_ns.append(_age_bound_ns(message, now_ns))
             self.progress.set()
 
     def result(self) -> dict[str, Any]:
@@ -149,9 +180,10 @@ class Sink:
             "late_dropped": statistics.late,
             "streams": {
                 str(stream): {
-                    "sequences": record.sequences.tolist(),
-                    "sent_ns": record.sent_ns.tolist(),
-                    "received_ns": record.received_ns.tolist(),
+                    "sequences": pack(record.sequences),
+                    "sent_ns": pack(record.sent_ns),
+                    "received_ns": pack(record.received_ns),
+                    "age_bound_ns": pack(record.age_bound_ns),
                 }
                 for stream, record in self.records.items()
             },
@@ -217,10 +249,19 @@ class Load:
                         await self._unless_failed(sink.progress.wait())
         return all(sink.has_all(sent) for sink in self._sinks)
 
+    def received(self) -> list[list[int]]:
+        """Subscriber, publisher and how many messages came so far."""
+        return [
+            [sink.number, stream, len(record.sequences)]
+            for sink in self._sinks
+            for stream, record in sink.records.items()
+        ]
+
     def results(self) -> dict[str, Any]:
-        """What all subscribers recorded."""
+        """The log of every publisher and of every subscriber."""
         return {
             "lan": self._lan,
+            "publishers": {str(source.number): pack(source.accepted_ns) for source in self._sources},
             "reconnects": sum(client.reconnects for client in self._clients),
             "subscribers": [sink.result() for sink in self._sinks],
         }
@@ -305,6 +346,8 @@ async def _obey(load: Load, command: dict[str, Any], warming: "asyncio.Task[None
         await warming
         load.measure()
         say(name, now_ns=time.monotonic_ns())
+    elif name == "received":
+        say(name, counts=load.received())
     elif name == "stop":
         say(name, **await load.stop())
     elif name == "drain":

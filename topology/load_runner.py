@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from overlay.limits import SECOND_NS
 from topology.checker import Stream
 from topology.driver import Driver, Load
 from topology.errors import LoadError
-from topology.model import Topology
+from topology.load import unpack
 
 DECLARE_TIMEOUT_S: Final = 40.0
 WARM_TIMEOUT_S: Final = 20.0
@@ -65,6 +66,15 @@ class LoadRunner:
         """Messages count from now on."""
         await self._command("measure")
 
+    async def received(self) -> dict[tuple[int, int], int]:
+        """How many messages each subscriber has of each publisher (its number first)."""
+        answers = await self._command("received")
+        return {
+            (subscriber, publisher): count
+            for answer in answers
+            for subscriber, publisher, count in answer["counts"]
+        }
+
     async def stop(self) -> None:
         """Publish no more."""
         for answer in await self._command("stop"):
@@ -82,17 +92,25 @@ class LoadRunner:
         found = [subscriber for content in contents for subscriber in content["subscribers"]]
         if {item["subscriber"] for item in found} != set(range(len(self._topology.subscribers))):
             raise LoadError("some subscribers have left no results")
+        logs = {
+            int(number): unpack(text)
+            for content in contents
+            for number, text in content["publishers"].items()
+        }
+        if {number: len(log) for number, log in logs.items()} != self._sent:
+            raise LoadError("what publishers logged is not what they said they sent")
         return LoadResults(
             sent=dict(self._sent),
             published=dict(self._published),
             topic_ids=dict(self._topic_ids),
-            streams=tuple(stream for item in found for stream in self._streams(self._topology, item)),
+            streams=tuple(stream for item in found for stream in self._streams(item, logs)),
             drained=all(answer["complete"] for answer in answers),
             reconnects=sum(content["reconnects"] for content in contents),
             duplicates_dropped=sum(item["duplicates_dropped"] for item in found),
         )
 
-    def _streams(self, topology: Topology, item: dict[str, Any]) -> list[Stream]:
+    def _streams(self, item: dict[str, Any], logs: Mapping[int, Sequence[int]]) -> list[Stream]:
+        topology = self._topology
         subscriber = topology.subscribers[item["subscriber"]]
         streams = []
         for name, record in item["streams"].items():
@@ -103,11 +121,12 @@ class LoadRunner:
                     subscriber=item["subscriber"],
                     topic=subscriber.topic,
                     crosses_wan=publisher.lan != subscriber.lan,
-                    sent=self._sent[int(name)],
+                    accepted_ns=logs[int(name)],
                     period_ns=round(SECOND_NS / publisher.rate_per_s),
-                    sequences=record["sequences"],
-                    sent_ns=record["sent_ns"],
-                    received_ns=record["received_ns"],
+                    sequences=unpack(record["sequences"]),
+                    sent_ns=unpack(record["sent_ns"]),
+                    received_ns=unpack(record["received_ns"]),
+                    age_bound_ns=unpack(record["age_bound_ns"], "q"),
                 )
             )
         return streams

@@ -101,7 +101,36 @@ def order_kept(verdicts: Sequence[TopicVerdict]) -> Promise:
     )
 
 
-def messages_flow(streams: Iterable[Stream], stopped_ns: int, reassigned_ms: float) -> Promise:
+def messages_genuine(delivered: int, forged: int) -> Promise:
+    """Every message delivered is the one its publisher logged under that number."""
+    return Promise(
+        "messages are genuine",
+        delivered > 0 and not forged,
+        f"{forged} of {delivered} are not what was published" if forged else f"all {delivered} delivered",
+    )
+
+
+def bounds_true(bounds: int, broken: int) -> Promise:
+    """No message was older than its age bound said."""
+    return Promise(
+        "ages never understated",
+        bounds > 0 and not broken,
+        f"{broken} of {bounds} age bounds were below the truth" if broken else f"{bounds} bounds checked",
+    )
+
+
+def whole_again(after_ms: float | None, limit_s: float, trouble: str = "") -> Promise:
+    """When all faults are undone, every topic has its brokers again in time; None: it had not."""
+    if after_ms is None:
+        return Promise("whole again", False, trouble)
+    return Promise(
+        "whole again",
+        after_ms <= 1e3 * limit_s,
+        f"every topic had primary and backup {after_ms:.0f} ms after the last repair",
+    )
+
+
+def messages_flow(streams: Iterable[Stream], stopped_ns: int, reassigned_ms: float | None = None) -> Promise:
     """Every subscriber still hears every publisher of its topic at the end."""
     dried = set()
     count = 0
@@ -112,12 +141,13 @@ def messages_flow(streams: Iterable[Stream], stopped_ns: int, reassigned_ms: flo
             dried.add(stream.topic)
     if not count:
         dried.add("any topic")
+    story = f"all {count} streams flow"
+    if reassigned_ms is not None:
+        story += f"; edges sent to new primaries {reassigned_ms:.0f} ms after the kill"
     return Promise(
         "messages flow again",
         not dried,
-        f"at the end nothing came of {', '.join(sorted(dried))}"
-        if dried
-        else f"all {count} streams flow; edges sent to new primaries {reassigned_ms:.0f} ms after the kill",
+        f"at the end nothing came of {', '.join(sorted(dried))}" if dried else story,
     )
 
 

@@ -1,6 +1,6 @@
 """Who is where in a running testbed, put together from what the brokers say about themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,9 +80,9 @@ class Snapshot:
         return {"leader": self.leader, **asdict(self)}
 
 
-async def take_snapshot(driver: Driver) -> Snapshot:
-    """Ask every broker; those that do not answer are shown as not ready."""
-    statuses = await driver.statuses()
+async def take_snapshot(driver: Driver, skip: Collection[str] = ()) -> Snapshot:
+    """Ask every broker but those to skip; who does not answer is shown as not ready."""
+    statuses = await driver.statuses(name for name in driver.nodes if name not in skip)
     return Snapshot(
         brokers=tuple(_broker(driver, name, statuses.get(name, {})) for name in driver.nodes),
         topics=_topics(driver, statuses),

@@ -27,6 +27,12 @@ def broker_options(command: Command) -> Command:
             click.option("--http", metavar="HOST:PORT", help="Where to serve health, status and metrics."),
             click.option("--zookeeper", metavar="HOST:PORT,...", help="The ZooKeeper ensemble."),
             click.option("--chroot", metavar="PATH", help="Where in ZooKeeper this overlay lives."),
+            click.option(
+                "--zookeeper-credentials", metavar="FILE", help="File with user:password for ZooKeeper."
+            ),
+            click.option(
+                "--zookeeper-tls/--no-zookeeper-tls", default=None, help="Encrypt towards ZooKeeper too."
+            ),
             click.option("--session-timeout-s", type=float, help="ZooKeeper session timeout."),
             click.option("--heartbeat-ms", type=float, help="Time between heartbeats to other brokers."),
             click.option("--silence-ms", type=float, help="Least silence that counts as a broker's death."),
@@ -39,6 +45,10 @@ def broker_options(command: Command) -> Command:
             click.option("--trace-sample", type=float, help="Share of messages traced.  [default: 0.01]"),
             click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
             click.option("--log-style", type=click.Choice(["text", "json"])),
+            click.option(
+                "--certificates", metavar="FOLDER", help="Encrypt all links with the certificates in here."
+            ),
+            click.option("--connections-per-address", type=int, help="Most connections from one address."),
             click.option(
                 "--insecure", is_flag=True, default=None, help="Listen beyond loopback without TLS."
             ),
@@ -67,4 +77,5 @@ def say_started(as_json: bool, name: str, locator: str, http: str) -> None:
     if as_json:
         click.echo(to_json({"id": name, "locator": locator, "http": http}))
     else:
-        click.echo(f"{name} serves at {locator}, status at http://{http}/status")
+        base = http if http.startswith("https://") else f"http://{http}"
+        click.echo(f"{name} serves at {locator}, status at {base}/status")

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -11,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator import CoordinationError, Coordinator, Session, Watch
+from coordinator import CoordinationError, Coordinator, Session, Watch, ZooKeeperSecurity
+from overlay.messages import Role
+from runtime.tls import CertificateName, Tls
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -33,6 +37,40 @@ def zookeeper_options(command: Command) -> Command:
     """Which overlay to look at; the same environment variables as for brokers."""
     for option in (
         click.option(
+            "--zookeeper-credentials",
+            type=click.Path(path_type=Path, dir_okay=False),
+            envvar="ISTHMUS_ZOOKEEPER_CREDENTIALS",
+            expose_value=False,
+            callback=_remember,
+            metavar="FILE",
+            help="File with user:password for ZooKeeper.",
+        ),
+        click.option(
+            "--zookeeper-tls",
+            is_flag=True,
+            envvar="ISTHMUS_ZOOKEEPER_TLS",
+            expose_value=False,
+            callback=_remember,
+            help="Encrypt towards ZooKeeper.",
+        ),
+        click.option(
+            "--certificates",
+            type=click.Path(path_type=Path, file_okay=False),
+            envvar="ISTHMUS_CERTIFICATES",
+            expose_value=False,
+            callback=_remember,
+            metavar="FOLDER",
+            help="Certificates for ZooKeeper and for brokers' HTTPS.",
+        ),
+        click.option(
+            "--principal",
+            envvar="ISTHMUS_PRINCIPAL",
+            default="",
+            expose_value=False,
+            callback=_remember,
+            help="Whose certificate in the folder is used.",
+        ),
+        click.option(
             "--chroot",
             default="/isthmus",
             show_default=True,
@@ -53,11 +91,37 @@ def zookeeper_options(command: Command) -> Command:
     return command
 
 
+def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keep what only `open_cluster` needs out of the signatures of all commands."""
+    context.meta[f"{__name__}.{parameter.name}"] = value
+
+
+def _given(name: str) -> Any:
+    context = click.get_current_context(silent=True)
+    return context.meta.get(f"{__name__}.{name}") if context is not None else None
+
+
+def _security() -> ZooKeeperSecurity:
+    principal = _given("principal")
+    return ZooKeeperSecurity.load(
+        _given("zookeeper_credentials"),
+        _given("certificates") if _given("zookeeper_tls") else None,
+        CertificateName(Role.CLIENT, principal) if principal else None,
+    )
+
+
+def https() -> ssl.SSLContext | None:
+    """How to ask brokers that serve HTTPS; None without certificates."""
+    folder = _given("certificates")
+    return Tls.of_client(folder, _given("principal") or "").dialling if folder else None
+
+
 @asynccontextmanager
 async def open_cluster(zookeeper: str, chroot: str) -> AsyncIterator[Coordinator]:
     """Access to an overlay that exists. Raises NoOverlayError rather than make an empty one."""
-    await _check_there(zookeeper, chroot)
-    session = Session(zookeeper, chroot)
+    security = _security()
+    await _check_there(zookeeper, chroot, security)
+    session = Session(zookeeper, chroot, make_client=security.make_client)
     await session.start(CONNECT_TIMEOUT_S)
     try:
         coordinator = Coordinator(session, operation_timeout_s=CONNECT_TIMEOUT_S)
@@ -70,9 +134,9 @@ async def open_cluster(zookeeper: str, chroot: str) -> AsyncIterator[Coordinator
         await session.close()
 
 
-async def _check_there(zookeeper: str, chroot: str) -> None:
+async def _check_there(zookeeper: str, chroot: str, security: ZooKeeperSecurity) -> None:
     # A session below a chroot creates the chroot; looking must leave no traces, so look from the root.
-    session = Session(zookeeper, "/")
+    session = Session(zookeeper, "/", make_client=security.make_client)
     await session.start(CONNECT_TIMEOUT_S)
     try:
         there = await session.exists(f"/{chroot.strip('/')}/cluster".replace("//", "/"))

@@ -3,57 +3,26 @@
 import asyncio
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from coordinator.errors import CoordinationError
 from isthmus.commands.up import open_console
 from isthmus.latency import tell_latency, trace_everything
+from isthmus.narrator import Narrator
 from runtime.tracing import TraceSettings
-from topology.demo import DemoResult, Observer, run_demo
+from topology.demo import DemoResult, run_demo
 from topology.driver import Driver
 from topology.drivers import DRIVERS, DRIVERS_HELP, driver_kind
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
 
 _SECONDS = 15.0
-
-
-class _Narrator(Observer):
-    """Tells the story line by line; on a terminal the last line says what is going on."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._started_s = time.monotonic()
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("[dim]{task.description}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting", total=None)
-
-    def spinner(self) -> Progress:
-        """Shows, on a terminal, what is going on; a context manager."""
-        return self._bar
-
-    def say(self, text: str) -> None:
-        style = "bold red" if text.startswith("killed") else ""
-        line = Text(f"{time.monotonic() - self._started_s:5.1f} s  ", style="dim").append(
-            text, style=style or "none"
-        )
-        self._console.print(line, soft_wrap=not self._console.is_terminal)
-
-    def progress(self, text: str) -> None:
-        self._bar.update(self._task, description=text)
 
 
 @click.command()
@@ -139,7 +108,7 @@ async def _play(
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    narrator = _Narrator(console)
+    narrator = Narrator(console)
     with narrator.spinner():
         return await run_demo(topology, seconds=seconds, observer=narrator, keep=keep, kind=kind, trace=trace)
 

@@ -8,6 +8,7 @@ import click
 from edge_broker import EdgeBroker
 from isthmus.commands.brokers import broker_options, configure, say_started
 from isthmus.errors import explain_errors, run_async
+from overlay.paths import Policy
 from runtime.config import EdgeConfig
 from runtime.process import serve
 
@@ -15,6 +16,8 @@ from runtime.process import serve
 @click.command()
 @broker_options
 @click.option("--lan", help="Name of the LAN this edge serves.")
+@click.option("--access", metavar="FILE", help="Rules of what clients may do, TOML or YAML.")
+@click.option("--tokens", metavar="FILE", help="Tokens of clients that have no certificate.")
 @click.option("--proxy", metavar="HOST:PORT", help="HTTP proxy to reach routing brokers through.")
 @click.option(
     "--retain-more",
@@ -22,6 +25,12 @@ from runtime.process import serve
     default=None,
     help="Keep one message more of topics where that spares replication.",
 )
+@click.option(
+    "--paths",
+    type=click.Choice([policy.value for policy in Policy]),
+    help="Ways of messages with a deadline to other LANs.  [default: single]",
+)
+@click.option("--in-time", type=float, help="Share of them that should be in time.  [default: 0.999]")
 @click.option("--discovery/--no-discovery", default=None, help="Announce this edge by multicast.")
 @click.option("--discovery-group", metavar="ADDRESS", help="Multicast group of this LAN.")
 @click.option("--discovery-port", type=int)

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -46,6 +47,24 @@ def _client_options(command: Command) -> Command:
             click.option("--discovery-port", default=DISCOVERY_PORT, show_default=True),
             click.option("--interface", default="0.0.0.0", help="Address of the interface to discover on."),
             click.option("--connect-timeout-s", default=5.0, show_default=True),
+            click.option(
+                "--certificates",
+                metavar="FOLDER",
+                envvar="ISTHMUS_CERTIFICATES",
+                help="Encrypt, trusting authority.pem in here.",
+            ),
+            click.option(
+                "--principal",
+                default="",
+                envvar="ISTHMUS_PRINCIPAL",
+                help="Prove who we are with this client's certificate in the folder.",
+            ),
+            click.option(
+                "--token-file",
+                type=click.Path(path_type=Path, dir_okay=False),
+                help="Prove who we are with the token in this file, or in ISTHMUS_TOKEN.",
+            ),
+            click.option("--insecure", is_flag=True, help="Send the token without encryption."),
         )
     ):
         command = option(command)
@@ -59,7 +78,21 @@ def _client(options: dict[str, Any]) -> Client:
         group=options["discovery_group"],
         port=options["discovery_port"],
         interface=options["interface"],
+        certificates=options["certificates"],
+        principal=options["principal"],
+        token=_token(options["token_file"]),
+        insecure=options["insecure"],
     )
+
+
+def _token(file: Path | None) -> str:
+    """Not from the command line, which everybody on this host can read."""
+    if file is None:
+        return os.environ.get("ISTHMUS_TOKEN", "")
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        raise click.ClickException(f"{file}: the token cannot be read: {error}") from error
 
 
 @click.command(name="pub")

@@ -22,6 +22,7 @@ from coordinator import (
 )
 from isthmus.commands.cluster import (
     add_row,
+    https,
     open_cluster,
     open_console,
     open_table,
@@ -113,7 +114,9 @@ async def collect(coordinator: Coordinator) -> StatusReport:
     leader, epoch = await _leader(coordinator)
     topics = await coordinator.topics()
     flags = await coordinator.flags()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=BROKER_TIMEOUT_S)) as http:
+    connector = aiohttp.TCPConnector(ssl=https() or True)
+    timeout = aiohttp.ClientTimeout(total=BROKER_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         addresses = [record.http for record in routers.values()] + [record.http for record in edges.values()]
         answers = await asyncio.gather(*(_ask(http, address) for address in addresses))
     router_views = tuple(
@@ -150,7 +153,8 @@ async def _ask(http: aiohttp.ClientSession, address: str) -> _Answer:
     if not address:
         return _Answer(None, "it has registered no HTTP address")
     try:
-        async with http.get(f"http://{address}/status") as response:
+        base = address if address.startswith("https://") else f"http://{address}"
+        async with http.get(f"{base}/status") as response:
             if response.status != 200:
                 return _Answer(None, f"/status answers {response.status}")
             status: Any = await response.json()
@@ -158,7 +162,7 @@ async def _ask(http: aiohttp.ClientSession, address: str) -> _Answer:
             return _Answer(None, "/status is no JSON object: is this a broker?")
         if status.get("ready"):
             return _Answer(status, "")
-        async with http.get(f"http://{address}/readyz") as response:
+        async with http.get(f"{base}/readyz") as response:
             reason = (await response.text()).strip()
         return _Answer(status, f"not ready: {reason}" if response.status != 200 else "")
     except TimeoutError:

@@ -103,7 +103,7 @@ def _the_report_is_written(report: str) -> None:
 
     def is_complete() -> bool:
         topics = written()
-        return set(TOPOLOGY.topics) <= set(topics) and all(item["delivered"] for item in topics.values())
+        return set(TOPOLOGY.topics) <= set(topics) and all(item["deliveries"] for item in topics.values())
 
     wait_for(is_complete, 240, "a report with messages of every topic")
     assert "<html" in docker("exec", report, "head", "-c", "2000", "/report/report.html")

@@ -218,7 +218,7 @@ if child:
 def test_taken_port_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        choices = iter([[port, *free_ports("127.0.0.1", 2)], free_ports("127.0.0.1", 3)])
+        choices = iter([[port, *free_ports("127.0.0.1", 3)], free_ports("127.0.0.1", 4)])
         monkeypatch.setattr(embedded, "free_ports", lambda host, count: next(choices))
         with EmbeddedZooKeeper() as server:
             assert server.members[0].client_port != port

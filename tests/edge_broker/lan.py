@@ -59,13 +59,20 @@ class Lan:
 
     def router_up(self, name: str) -> set[str]:
         outbox = self.outboxes.setdefault(name, Outbox())
-        touched = self.core.router_up(name, outbox, self.now_ns)
-        self.core.validate()
-        return {peer.name for peer in touched}
+        self.core.router_up(name, outbox, self.now_ns)
+        return self.turn()
 
     def router_down(self, name: str) -> set[str]:
-        touched = self.core.router_down(name, self.now_ns)
+        self.core.router_down(name, self.now_ns)
+        return self.turn()
+
+    def turn(self) -> set[str]:
+        """Let all topics turn to their new target."""
+        touched: set[Peer] = set()
         self.core.validate()
+        while self.core.is_turning:
+            touched |= self.core.turn_some(self.now_ns)
+            self.core.validate()
         return {peer.name for peer in touched}
 
     def publish(self, count: int = 1, size: int = 1) -> set[str]:

@@ -301,7 +301,13 @@ class FailoverMachine(RuleBasedStateMachine):
         self.partners.prune(name)
 
     @rule()
+    def topics_turn(self) -> None:
+        """Until then the ingress turns to another routing broker only with the next message."""
+        self.ingress.core.turn_some(self._clock())
+
+    @rule()
     def everything_flows(self) -> None:
+        self.topics_turn()
         for router in self.routers.values():
             router.uplink.run()
             if self.partners.is_up:

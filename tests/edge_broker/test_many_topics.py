@@ -1,9 +1,6 @@
 """An edge with very many topics turns to the backup in steps, the most urgent topics first."""
 
-from collections.abc import Iterator
-
 from edge_broker.core import EdgeCore
-from edge_broker.model import Peer
 from overlay.messages import EndpointKind, Message
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
@@ -21,6 +18,7 @@ def _edge() -> tuple[EdgeCore, Outbox]:
     outboxes = {name: Outbox() for name in ("r1", "r2")}
     for name, outbox in outboxes.items():
         core.router_up(name, outbox, NOW)
+    assert not core.is_turning
     for topic_id in range(1, TOPICS + 1):
         # The urgent ones are declared last, so that the order of declaration does not help.
         urgent = topic_id > TOPICS - URGENT
@@ -36,31 +34,79 @@ def _edge() -> tuple[EdgeCore, Outbox]:
         )
     messages = [Message(topic_id, topic_id, 1, NOW, b"x") for topic_id in range(1, TOPICS + 1)]
     core.admit_from_client(client, body_of(messages), 0, NOW)
+    core.validate()
     assert len(drain(outboxes["r1"], NOW)) == TOPICS
     return core, outboxes["r2"]
 
 
-def _resent_by_step(steps: Iterator[set[Peer]], outbox: Outbox) -> list[list[int]]:
+def _publish(core: EdgeCore, topic_id: int, sequence: int) -> None:
+    client = core.topics[topic_id].publishers[topic_id].client
+    assert client is not None
+    core.admit_from_client(client, body_of([Message(topic_id, topic_id, sequence, NOW, b"x")]), 0, NOW)
+    core.validate()
+
+
+def _resent_by_step(core: EdgeCore, outbox: Outbox) -> list[list[int]]:
     """What the caller could write after each step, if it takes the chance."""
-    return [[message.topic_id for message in drain(outbox, NOW)] for _ in steps]
+    resent = []
+    while core.is_turning:
+        core.turn_some(NOW)
+        core.validate()
+        resent.append([message.topic_id for message in drain(outbox, NOW)])
+    return resent
 
 
 def test_the_most_urgent_topics_are_sent_again_before_the_others_are_looked_at() -> None:
     core, backup = _edge()
-    resent = _resent_by_step(core.router_down_in_steps("r1", NOW), backup)
+    core.router_down("r1", NOW)
+    resent = _resent_by_step(core, backup)
     assert len(resent) > 2
     assert max(map(len, resent)) <= TOPICS // 3
     everything = [topic_id for step in resent for topic_id in step]
     assert sorted(everything) == list(range(1, TOPICS + 1))
     assert set(everything[:URGENT]) == set(range(TOPICS - URGENT + 1, TOPICS + 1))
-    core.validate()
+
+
+def test_what_the_primary_did_not_acknowledge_comes_before_all() -> None:
+    core, backup = _edge()
+    for patient in (1, 700):
+        _publish(core, patient, 2)
+    core.router_down("r1", NOW)
+    first = _resent_by_step(core, backup)[0]
+    assert first.count(1) == first.count(700) == 2
 
 
 def test_when_the_primary_is_back_its_topics_return_in_steps_too() -> None:
-    core, _ = _edge()
+    core, backup = _edge()
     core.router_down("r1", NOW)
+    _resent_by_step(core, backup)
     again = Outbox()
-    resent = _resent_by_step(core.router_up_in_steps("r1", again, NOW), again)
+    core.router_up("r1", again, NOW)
+    resent = _resent_by_step(core, again)
     assert len(resent) > 2
     assert sum(map(len, resent)) == TOPICS
-    core.validate()
+
+
+def test_a_message_does_not_wait_until_it_is_its_topics_turn() -> None:
+    core, backup = _edge()
+    core.router_down("r1", NOW)
+    patient = 1  # the last that would be looked at
+    _publish(core, patient, 2)
+    got = [(message.topic_id, message.sequence) for message in drain(backup, NOW)]
+    assert got == [(patient, 1), (patient, 2)], "what is retained comes first, then the new message"
+    resent = _resent_by_step(core, backup)
+    assert sorted(topic_id for step in resent for topic_id in step) == list(range(2, TOPICS + 1))
+
+
+def test_routers_that_fall_one_after_the_other_in_mid_turn_lose_nothing() -> None:
+    core, backup = _edge()
+    core.router_down("r1", NOW)
+    core.turn_some(NOW)
+    unacknowledged = [message.topic_id for message in drain(backup, NOW)]
+    assert 0 < len(unacknowledged) < TOPICS
+    core.router_down("r2", NOW)
+    _publish(core, TOPICS, 2)  # nobody to send it to
+    last = Outbox()
+    core.router_up("r1", last, NOW)
+    resent = _resent_by_step(core, last)
+    assert sorted(topic_id for step in resent for topic_id in step) == [*range(1, TOPICS + 1), TOPICS]

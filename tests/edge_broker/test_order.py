@@ -9,7 +9,7 @@ from overlay.batch import Run, decode_messages, encode_batch, encode_message
 from overlay.limits import MILLISECOND_NS, SECOND_NS
 from overlay.messages import UNKNOWN_CLOCK_SHIFT, EndpointKind
 from overlay.outbox import Outbox
-from overlay.qos import TopicQos
+from overlay.qos import Reliability, TopicQos
 
 MS = MILLISECOND_NS
 NOW = 10**12
@@ -18,10 +18,10 @@ NOW = 10**12
 class Egress:
     """An edge with one subscriber, fed by hand."""
 
-    def __init__(self, deadline_ms=100):
+    def __init__(self, deadline_ms=100, **qos):
         self.core = EdgeCore("eb", "b", 9)
         self.client = self.core.client("client:1", Outbox())
-        self.topic = self.core.ensure_topic(1, "t", TopicQos(deadline_ms=deadline_ms))
+        self.topic = self.core.ensure_topic(1, "t", TopicQos(deadline_ms=deadline_ms, **qos))
         self.core.add_endpoint(self.client, EndpointKind.SUBSCRIBER, 5, self.topic)
         self.core.set_interest(
             self.topic,
@@ -71,6 +71,17 @@ def test_it_waits_no_longer_than_its_deadline_allows():
     statistics = egress.core.statistics()
     assert statistics.dropped["late"] == 1
     assert statistics.topics[0].lost == 1
+
+
+def test_best_effort_waits_half_as_long_because_nobody_sends_it_again():
+    egress = Egress(deadline_ms=100, loss_tolerance=None, reliability=Reliability.BEST_EFFORT)
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    assert egress.receive(3, born_ns=NOW - 20 * MS) == []
+    assert egress.core.release_held(NOW + 29 * MS) == set()
+    assert egress.core.release_held(NOW + 31 * MS)
+    assert egress.delivered() == [3]
 
 
 def test_a_message_that_is_due_does_not_wait():

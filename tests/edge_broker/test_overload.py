@@ -162,6 +162,8 @@ class World:
             self.copies.acknowledge()
             self.routers["r2"].prune("r1", self.routers["r1"].take_prunes().get("r2", []))
         self.egress.release_held(self.clock())
+        for edge in (self.ingress, self.egress):
+            edge.turn_some(self.clock())
         self.last_wire.run()
 
     def run(self, crash: Crash) -> None:

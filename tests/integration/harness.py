@@ -65,7 +65,7 @@ class RouterProcess:
 class Overlay:
     """Brokers of one test. Heartbeats are slow so that a busy machine causes no false alarm."""
 
-    def __init__(self, zookeeper_hosts: str, chroot: str) -> None:
+    def __init__(self, zookeeper_hosts: str, chroot: str, **settings: object) -> None:
         self._common = {
             "zookeeper": zookeeper_hosts,
             "chroot": chroot,
@@ -73,6 +73,7 @@ class Overlay:
             "heartbeat_ms": 50.0,
             "silence_ms": 1000.0,
             "drain_timeout_s": 5.0,
+            **settings,
         }
         self.routers: dict[str, RoutingBroker] = {}
         self.edges: dict[str, EdgeBroker] = {}
@@ -93,11 +94,11 @@ class Overlay:
         await broker.start()
         return broker
 
-    async def client(self, *edges: str) -> Client:
+    async def client(self, *edges: str, start_timeout_s: float = DEADLINE_S, **options: Any) -> Client:
         """Connect a client to edges by name."""
-        client = Client([self.edges[edge].locator for edge in edges])
+        client = Client([self.edges[edge].locator for edge in edges], **options)
         self.clients.append(client)
-        await client.start()
+        await client.start(start_timeout_s)
         return client
 
     def leader(self) -> RoutingBroker | None:
@@ -162,10 +163,10 @@ class Overlay:
 
 
 @asynccontextmanager
-async def overlay(zookeeper_hosts: str, chroot: str) -> AsyncIterator[Overlay]:
+async def overlay(zookeeper_hosts: str, chroot: str, **settings: object) -> AsyncIterator[Overlay]:
     """An overlay that is gone after the test, and has left no task behind."""
     before = asyncio.all_tasks()
-    testbed = Overlay(zookeeper_hosts, chroot)
+    testbed = Overlay(zookeeper_hosts, chroot, **settings)
     try:
         yield testbed
         for edge in testbed.edges.values():

@@ -201,7 +201,7 @@ async def test_a_client_moves_to_another_edge_of_its_lan(zookeeper_hosts, chroot
         await testbed.edge("ea1", "a")
         await testbed.edge("ea2", "a")
         await testbed.edge("eb", "b")
-        await eventually(lambda: len(testbed.edges["ea1"]._edges) == 3, "the edges know each other")
+        await eventually(lambda: len(testbed.edges["ea1"].edges) == 3, "the edges know each other")
         subscription = await (await testbed.client("eb")).subscribe("alarm")
         client = await testbed.client("ea1")
         publisher = await client.publisher("alarm")

@@ -22,6 +22,7 @@ from overlay.messages import (
     Heartbeat,
     Hello,
     Matched,
+    Measured,
     Prune,
     Publishers,
     QosChanged,
@@ -44,6 +45,7 @@ KINDS: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.PRUNE: Prune,
     FrameKind.QOS_CHANGED: QosChanged,
     FrameKind.PUBLISHERS: Publishers,
+    FrameKind.MEASURED: Measured,
 }
 u64 = st.integers(0, 2**64 - 1)
 _values = st.recursive(

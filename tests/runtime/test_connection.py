@@ -167,7 +167,7 @@ _HELLO = encode(Hello(Role.EDGE, "bad", 5, 10_000_000, cluster=CLUSTER))
     ("garbage", "reason"),
     [
         (b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n", CloseReason.FRAME_TOO_LARGE),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", CloseReason.FRAME_TOO_LARGE),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", CloseReason.TLS_FAILED),
         (bytes(64), CloseReason.BAD_FRAME),
         (b"\xff" * 64, CloseReason.FRAME_TOO_LARGE),
         (pack("<IB", HANDSHAKE_FRAME_MAX_BYTES + 1, FrameKind.HELLO), CloseReason.FRAME_TOO_LARGE),

@@ -46,11 +46,12 @@ def stream(received_ns: Sequence[int], *, topic: str = "t", sent: int = 100, **c
         subscriber=changes.get("subscriber", 0),
         topic=topic,
         crosses_wan=True,
-        sent=sent,
+        accepted_ns=[at * 10 * MS for at in range(sent)],
         period_ns=10 * MS,
         sequences=range(1, count + 1),
         sent_ns=[at - 5 * MS for at in received_ns],
         received_ns=received_ns,
+        age_bound_ns=[-1] * count,
     )
 
 

@@ -1,0 +1,241 @@
+"""`isthmus drill`: faults on a testbed under load, with a verdict on every promise."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.commands.up import open_console
+from isthmus.latency import tell_latency, trace_everything
+from isthmus.narrator import Narrator
+from topology.drills.catalogue import CATALOGUE
+from topology.drills.engine import Plan, run_drill
+from topology.drills.script import Drill
+from topology.drills.verdict import DrillResult, Verdict, unknown, worst
+from topology.driver import Driver
+from topology.errors import TopologyError
+from topology.model import load_topology
+from topology.netns_driver import NetnsDriver
+from topology.process_driver import ProcessDriver
+
+_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
+_TOPOLOGY: Final = "two-lans"
+_STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdict.UNKNOWN: "bold yellow"}
+
+
+@click.command()
+@click.argument("name", metavar="NAME|all|list")
+@click.option(
+    "--topology", default=_TOPOLOGY, show_default=True, help="A YAML file or a name, see `topology list`."
+)
+@click.option(
+    "--driver",
+    type=click.Choice(list(_DRIVERS)),
+    default="process",
+    show_default=True,
+    help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
+)
+@click.option("--seconds", type=click.FloatRange(5, 3600), help="How long messages flow, at least.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Decides whom a fault hits.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write the result as JSON.",
+)
+@click.option("--keep", is_flag=True, help="Keep logs and records of the run.")
+@click.option("--report/--no-report", default=True, help="Trace every message and end with a report.")
+@click.option(
+    "--report-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results/drills"),
+    show_default=True,
+    help="Folder for traces and reports, one for each drill.",
+)
+def drill(
+    name: str,
+    topology: str,
+    driver: str,
+    seconds: float | None,
+    seed: int,
+    json_file: Path | None,
+    keep: bool,
+    report: bool,
+    report_dir: Path,
+) -> None:
+    """Break something on a testbed under load and see whether every promise holds.
+
+    NAME is a drill of `isthmus drill list`; `all` plays every one. Exit status 0: every promise held;
+    1: one was broken; 2: nothing can be said, because the testbed or the checker failed.
+    """
+    console = open_console()
+    if name == "list":
+        _show_list(console)
+        return
+    if name != "all" and name not in CATALOGUE:
+        raise click.UsageError(f"there is no drill {name}: use all or one of {', '.join(CATALOGUE)}")
+    chosen = list(CATALOGUE.values()) if name == "all" else [CATALOGUE[name]]
+    # Whatever ends this process, nobody must take an old result for the one of this run.
+    results = [unknown(item.name, driver, seed, "the drill did not come to its end") for item in chosen]
+    _write(json_file, name, results)
+    for number, item in enumerate(chosen):
+        folder = report_dir / item.name
+        results[number] = _run_one(
+            console, item, topology, driver, seconds, seed, keep, folder if report else None
+        )
+        _write(json_file, name, results)
+    if name == "all":
+        console.print(Group(Text(), _drills_table(results)))
+    raise SystemExit(worst(result.verdict for result in results).exit_status)
+
+
+def _run_one(
+    console: Console,
+    item: Drill,
+    topology: str,
+    driver: str,
+    seconds: float | None,
+    seed: int,
+    keep: bool,
+    report_dir: Path | None,
+) -> DrillResult:
+    console.print(Text(f"{item.name}: ", style="bold").append(item.summary, style="none"))
+    try:
+        trace = trace_everything(report_dir) if report_dir is not None else None
+        plan = Plan(item, load_topology(topology), driver, _DRIVERS[driver], seed, seconds, keep, trace)
+        result = asyncio.run(_watched(console, plan))
+    except TopologyError as error:
+        result = unknown(item.name, driver, seed, str(error))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise click.Abort from None
+    console.print(_told(result))
+    if trace is not None and report_dir is not None:
+        tell_latency(console, trace.folder, report_dir)
+    return result
+
+
+async def _watched(console: Console, plan: Plan) -> DrillResult:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    narrator = Narrator(console)
+    with narrator.spinner():
+        return await run_drill(plan, narrator)
+
+
+def _show_list(console: Console) -> None:
+    table = _table("drill", "what happens", "what is promised beside what all drills check")
+    for item in CATALOGUE.values():
+        table.add_row(Text(item.name, style="bold"), item.summary, item.promise)
+    console.print(table)
+    console.print(
+        "\nAll drills check that no topic loses more messages in a row than it tolerates, that none comes "
+        "twice, out of order or altered, that no age is understated, and that everything flows again at "
+        "the end.",
+        style="dim",
+    )
+
+
+def _told(result: DrillResult) -> RenderableType:
+    parts: list[RenderableType] = []
+    if result.topics:
+        parts += [
+            Text(),
+            _topics_table(result),
+            Text(
+                "run: most messages lost in a row; limit: how many the topic bears; in time: % of the "
+                "messages published before, during and after the fault that came within the deadline.",
+                style="dim",
+            ),
+        ]
+    parts.append(Text())
+    for promise in result.promises:
+        mark = Text("kept    " if promise.held else "BROKEN  ", style="green" if promise.held else "bold red")
+        parts.append(
+            mark.append(f"{promise.name}: ", style="not bold default").append(promise.detail, style="dim")
+        )
+    if result.reason:
+        parts.append(Text(result.reason, style="yellow"))
+    gap = "" if result.failover_ms is None else f", longest silence of a stream {result.failover_ms:.0f} ms"
+    parts += [
+        Text(),
+        Text(f"{result.drill}: ")
+        .append(str(result.verdict), style=_STYLES[result.verdict])
+        .append(gap, style="none"),
+    ]
+    return Group(*parts, Text())
+
+
+def _topics_table(result: DrillResult) -> Table:
+    table = _table("topic")
+    for name in (
+        "sent",
+        "delivered",
+        "lost",
+        "run",
+        "limit",
+        "twice",
+        "back",
+        "p99 ms",
+        "in time before",
+        "during",
+        "after",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for topic in result.topics:
+        verdict, hits = topic.verdict, topic.deadline_hits
+        alarming = "none" if verdict.within_tolerance else "bold red"
+        table.add_row(
+            verdict.topic,
+            f"{verdict.sent}",
+            f"{verdict.delivered}",
+            Text(f"{verdict.lost}", style=alarming),
+            Text(f"{verdict.longest_loss_run}", style=alarming),
+            "any" if verdict.loss_tolerance is None else f"{verdict.loss_tolerance}",
+            Text(f"{verdict.duplicates}", style="bold red" if verdict.duplicates else "none"),
+            Text(f"{verdict.reordered}", style="bold red" if verdict.reordered else "none"),
+            f"{verdict.p99_ms:.0f}",
+            *("" if share is None else f"{share:.1f}" for share in (hits.before, hits.during, hits.after)),
+        )
+    return table
+
+
+def _drills_table(results: Sequence[DrillResult]) -> Table:
+    table = _table("drill", "verdict")
+    for name in ("silence ms", "sent", "delivered", "longest run lost", "twice", "back"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        verdicts = [topic.verdict for topic in result.topics]
+        table.add_row(
+            result.drill,
+            Text(str(result.verdict), style=_STYLES[result.verdict]),
+            "" if result.failover_ms is None else f"{result.failover_ms:.0f}",
+            f"{sum(verdict.sent for verdict in verdicts)}",
+            f"{result.delivered}",
+            f"{max((v.longest_loss_run for v in verdicts if v.loss_tolerance is not None), default=0)}",
+            f"{sum(verdict.duplicates for verdict in verdicts)}",
+            f"{sum(verdict.reordered for verdict in verdicts)}",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold underline")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _write(file: Path | None, name: str, results: Sequence[DrillResult]) -> None:
+    if file is not None:
+        records: list[dict[str, Any]] = [result.to_record() for result in results]
+        content = {"drills": records} if name == "all" else records[0]
+        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

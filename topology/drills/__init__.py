@@ -1,0 +1,1 @@
+"""Drills: faults injected into a testbed under load, with a verdict on every promise."""

@@ -1,0 +1,297 @@
+"""Plays a drill: warm up, calm, faults, recovery, drain, verdict.
+
+    warm up    the testbed starts, every subscriber hears every publisher, the overlay is whole
+    calm       messages count; each stream must have come at its rate, or nothing can be said
+    faults     one after the other, each to an overlay that is whole; each is undone
+    recovery   until the overlay is whole again, and a while longer
+    drain      publishers stop, the last messages arrive
+    verdict    every publisher's log against every subscriber's, `topology.drills.history`
+
+Steps wait for what they need, so a slow machine makes a drill longer, not its verdict wrong. Whatever
+keeps the drill from its end, be it the testbed, the load or the checker itself, makes it unknown.
+"""
+
+import asyncio
+import random
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Final
+
+from overlay.errors import IsthmusError
+from overlay.limits import SECOND_NS
+from runtime.tracing import TraceSettings
+from topology.drills.actions import HAPPENED, INJECT, UNDO, UNDONE
+from topology.drills.history import Phases, judge_history, longest_gap_ms
+from topology.drills.script import Drill, Fault
+from topology.drills.targets import choose
+from topology.drills.verdict import DrillResult, InjectedFault, unknown, verdict_of
+from topology.driver import Driver, running
+from topology.errors import DriverError, LoadError
+from topology.load_runner import LoadResults, LoadRunner
+from topology.model import Topology
+from topology.observer import Observer
+from topology.promises import (
+    Promise,
+    bounds_true,
+    healthy_keep_topics,
+    leader_in_time,
+    losses_tolerated,
+    messages_flow,
+    messages_genuine,
+    no_duplicates,
+    nothing_else_died,
+    order_kept,
+    whole_again,
+)
+from topology.settling import STABLE_S, wait_settled
+from topology.snapshot import Snapshot
+
+CALM_S: Final = 2.0
+RATE_SHARE_LEAST: Final = 0.8
+"""Of what its publisher is to send in the calm, so much must have reached each subscriber."""
+LEADER_GRACE_S: Final = 1.0
+"""A new leader must act within the session timeout and this long."""
+LEADER_POLL_S: Final = 0.02
+PATIENCE_S: Final = 10.0
+"""How much longer than promised something is waited for, so that it can be said how late it was."""
+RECOVERY_S: Final = 30.0
+"""An overlay whose faults are undone is whole again within this long."""
+TAIL_S: Final = 1.5
+"""Messages flow so long after the recovery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run of a drill."""
+
+    drill: Drill
+    topology: Topology
+    driver: str
+    kind: type[Driver]
+    seed: int = 1
+    seconds: float | None = None
+    """How long messages flow, at least; None: as long as the drill says."""
+    keep: bool = False
+    trace: TraceSettings | None = None
+
+
+async def run_drill(plan: Plan, observer: Observer) -> DrillResult:
+    """Play a drill; whatever fails on the way makes it unknown."""
+    playing = asyncio.ensure_future(_play(plan, observer))
+    try:
+        await asyncio.wait({playing})
+    except asyncio.CancelledError:
+        playing.cancel()
+        await asyncio.wait({playing})
+        raise
+    error = playing.exception()
+    if error is None:
+        return playing.result()
+    # Our errors say what is wrong; anything else is a crash of the checker, with its story.
+    story = str(error) if isinstance(error, IsthmusError) else "".join(traceback.format_exception(error))
+    return unknown(plan.drill.name, plan.driver, plan.seed, story)
+
+
+async def _play(plan: Plan, observer: Observer) -> DrillResult:
+    async with running(
+        plan.topology, plan.kind, keep=plan.keep, say=observer.progress, trace=plan.trace
+    ) as driver:
+        result = await _Play(plan, driver, observer).run()
+        driver.keeps_directory |= bool(result.reasons())
+        return result
+
+
+@dataclass(slots=True)
+class _Happening:
+    """A fault under way or past."""
+
+    fault: Fault
+    target: str
+    at_ns: int
+    healed_ns: int | None = None
+
+
+@dataclass(slots=True)
+class _Play:
+    plan: Plan
+    driver: Driver
+    observer: Observer
+    randomness: random.Random = field(init=False)
+    load: LoadRunner = field(init=False)
+    promises: list[Promise] = field(default_factory=list)
+    happened: list[_Happening] = field(default_factory=list)
+    started_ns: int = 0
+    whole_ns: int = 0
+    stopped_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.randomness = random.Random(self.plan.seed)
+        self.load = LoadRunner(self.driver)
+
+    async def run(self) -> DrillResult:
+        topology = self.driver.topology
+        self.observer.progress("publishers and subscribers start")
+        await self.load.start()
+        await self.load.wait_warm()
+        await wait_settled(self.driver, self.observer, "after the start", stable_s=STABLE_S)
+        await self.load.measure()
+        self.started_ns = time.monotonic_ns()
+        rate = sum(topology.rate_per_s(topic) for topic in topology.topics)
+        self.observer.say(
+            f"{rate:g} messages/s from {len(topology.publishers)} publishers to "
+            f"{len(topology.subscribers)} subscribers on {len(topology.topics)} topics"
+        )
+        await self._flow_until(CALM_S, "calm before the fault")
+        await self._check_rates()
+        for fault in self.plan.drill.faults:
+            await self._go_through(fault)
+        await self._recover()
+        seconds = self.plan.drill.seconds if self.plan.seconds is None else self.plan.seconds
+        await self._flow_until(max(seconds, self._elapsed_s + TAIL_S), "calm after the fault")
+        self.stopped_ns = time.monotonic_ns()
+        await self.load.stop()
+        self.observer.progress("publishers stopped, the last messages arrive")
+        return await self._judge(await self.load.results())
+
+    # What happens
+
+    async def _check_rates(self) -> None:
+        """Raise LoadError unless every stream flows: what is silent before a fault proves nothing."""
+        elapsed_s = self._elapsed_s
+        topology = self.driver.topology
+        for (subscriber, publisher), count in (await self.load.received()).items():
+            spec = topology.publishers[publisher]
+            least = RATE_SHARE_LEAST * spec.rate_per_s * elapsed_s - 1
+            if count < least:
+                raise LoadError(
+                    f"before any fault subscriber {subscriber} of {spec.topic} got {count} messages in "
+                    f"{elapsed_s:.1f} s, at least {least:.0f} were due: the machine is too busy for a verdict"
+                )
+
+    async def _go_through(self, fault: Fault) -> None:
+        await self._flow_until(CALM_S + fault.at_s, f"until {fault.whom} is hit")
+        before = await wait_settled(self.driver, self.observer, "before a fault", stable_s=STABLE_S)
+        target = choose(fault.whom, before, self.driver.topology, self.randomness)
+        happening = _Happening(fault, target, time.monotonic_ns())
+        self.happened.append(happening)
+        await INJECT[fault.action](self.driver, target)
+        self.observer.say(f"{HAPPENED[fault.action]} {self._described(target, before)}")
+        if target == before.leader and fault.replaced:
+            await self._see_leader_change(happening, before)
+        if fault.replaced:
+            after = await wait_settled(
+                self.driver, self.observer, f"without {target}", avoid=[target], timeout_s=RECOVERY_S
+            )
+            self.promises.append(healthy_keep_topics(before.assignment, after.assignment, target))
+            self.observer.say(f"others have taken over, {_since_ms(happening.at_ns):.0f} ms after that")
+        since_s = (happening.at_ns - self.started_ns) / SECOND_NS
+        await self._flow_until(since_s + fault.lasts_s, f"{fault.action} of {target}")
+        await UNDO[fault.action](self.driver, target)
+        happening.healed_ns = time.monotonic_ns()
+        self.observer.say(f"{UNDONE[fault.action]} {target}")
+
+    async def _see_leader_change(self, happening: _Happening, before: Snapshot) -> None:
+        limit_s = self.driver.session_timeout_s + LEADER_GRACE_S
+        others = [name for name in self.driver.routers if name != happening.target]
+        leader = ""
+        self.observer.progress("waiting for a new leader")
+        while not leader and _since_ms(happening.at_ns) < 1e3 * (limit_s + PATIENCE_S):
+            statuses = await self.driver.statuses(others)
+            leader = next((n for n, s in statuses.items() if s["leader"] and s["epoch"] > before.epoch), "")
+            if not leader:
+                await asyncio.sleep(LEADER_POLL_S)
+        change_ms = _since_ms(happening.at_ns)
+        self.promises.append(leader_in_time(happening.target, leader or "nobody", change_ms, 1e3 * limit_s))
+        if leader:
+            self.observer.say(f"{leader} leads, {change_ms:.0f} ms after that")
+
+    async def _recover(self) -> None:
+        """Wait until the overlay is whole; if that fails the drill goes on, for what it still shows."""
+        undone_ns = max(happening.healed_ns or happening.at_ns for happening in self.happened)
+        try:
+            await wait_settled(self.driver, self.observer, "after all", timeout_s=RECOVERY_S)
+        except DriverError as error:
+            self.promises.append(whole_again(None, RECOVERY_S, str(error)))
+        else:
+            self.promises.append(whole_again(_since_ms(undone_ns), RECOVERY_S))
+        self.whole_ns = time.monotonic_ns()
+
+    @property
+    def _elapsed_s(self) -> float:
+        return (time.monotonic_ns() - self.started_ns) / SECOND_NS
+
+    async def _flow_until(self, elapsed_s: float, what: str) -> None:
+        while (left_s := elapsed_s - self._elapsed_s) > 0:
+            self.observer.progress(f"{what}, {left_s:.0f} s left")
+            await asyncio.sleep(min(left_s, 0.25))
+
+    @staticmethod
+    def _described(target: str, before: Snapshot) -> str:
+        roles = ["the leader"] if target == before.leader else []
+        primary = sorted(topic for topic, (primary, _) in before.assignment.items() if primary == target)
+        backup = sorted(topic for topic, (_, backup) in before.assignment.items() if backup == target)
+        roles += [f"primary of {', '.join(primary)}"] if primary else []
+        roles += [f"backup of {', '.join(backup)}"] if backup else []
+        return f"{target}, {'; '.join(roles)}" if roles else target
+
+    # The verdict
+
+    async def _judge(self, results: LoadResults) -> DrillResult:
+        plan, topology = self.plan, self.driver.topology
+        phases = Phases(self.happened[0].at_ns, self.whole_ns)
+        topics = tuple(
+            judge_history(
+                topic,
+                [stream for stream in results.streams if stream.topic == topic],
+                qos.loss_tolerance,
+                qos.deadline_ms,
+                phases,
+            )
+            for topic, qos in topology.topics.items()
+            if topology.publishing_lans(topic) and topology.subscribing_lans(topic)
+        )
+        verdicts = [topic.verdict for topic in topics]
+        self.promises += [
+            losses_tolerated(verdicts),
+            no_duplicates(verdicts, await self._dropped_duplicates()),
+            order_kept(verdicts),
+            messages_genuine(sum(t.verdict.delivered for t in topics), sum(t.forged for t in topics)),
+            bounds_true(sum(t.bounds for t in topics), sum(t.bounds_broken for t in topics)),
+            messages_flow(results.streams, self.stopped_ns),
+            nothing_else_died(self.driver.died_unasked()),
+        ]
+        wan = await self.driver.check_wan()
+        if wan is not None and not wan[0]:
+            raise DriverError(f"the WAN was not what was asked for: {wan[1]}")
+        return DrillResult(
+            drill=plan.drill.name,
+            driver=plan.driver,
+            seed=plan.seed,
+            verdict=verdict_of(self.promises),
+            failover_ms=longest_gap_ms(results.streams, phases, self.stopped_ns),
+            faults=tuple(self._injected(happening) for happening in self.happened),
+            topics=topics,
+            promises=tuple(self.promises),
+        )
+
+    def _injected(self, happening: _Happening) -> InjectedFault:
+        healed_ns = happening.healed_ns
+        return InjectedFault(
+            str(happening.fault.action),
+            happening.target,
+            (happening.at_ns - self.started_ns) / SECOND_NS,
+            None if healed_ns is None else (healed_ns - self.started_ns) / SECOND_NS,
+        )
+
+    async def _dropped_duplicates(self) -> int:
+        statuses = await self.driver.statuses()
+        return sum(
+            status["core"]["dropped"].get("duplicate", 0)
+            for status in statuses.values()
+            if status["role"] == "edge"
+        )
+
+
+def _since_ms(at_ns: int) -> float:
+    return (time.monotonic_ns() - at_ns) / 1e6
