@@ -62,12 +62,37 @@ test: install ## Unit and integration tests, with a real ZooKeeper
 test-slow: install ## Spark on a cluster, reports of whole testbeds: more than ten seconds each
 	$(BIN)/python -m pytest -m slow $(TESTFLAGS)
 
+.PHONY: drills
+drills: install ## Every drill on the process testbed; all must hold (some ten minutes)
+	mkdir -p results
+	$(BIN)/isthmus drill all --no-report --json results/drills.json
+
+# How long clients, topics and brokers come and go: make soak SECONDS=600
+SECONDS ?= 3600
+
+.PHONY: soak
+soak: install ## An hour of churn; no broker may grow in memory, descriptors or threads
+	$(BIN)/isthmus drill soak --no-report --seconds $(SECONDS)
+
+.PHONY: drills-table
+drills-table: ## Put the result of make drills into benchmarks/results and docs/drills.md
+	cp results/drills.json benchmarks/results/drills.json
+	$(BIN)/python -m topology.drills.table benchmarks/results/drills.json docs/drills.md
+
+# More inputs, or those of another run: make fuzz INPUTS=1000000 SEED=7
+INPUTS ?= 100000
+SEED ?= 1
+
+.PHONY: fuzz
+fuzz: install ## Hostile bytes for every decoder and file reader
+	ISTHMUS_FUZZ_INPUTS=$(INPUTS) ISTHMUS_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest $(TESTFLAGS) tests/fuzz
+
 .PHONY: bench-smoke
 bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench coordination --lans 4 --routers 4 --topics 20 --subscribers 40 --workers 2
 	$(BIN)/isthmus bench frame --topics 55 --seconds 4 --warm-up 1 --crash
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
-	$(BIN)/isthmus bench detection --kills 2 --busy-seconds 5
+	$(BIN)/isthmus bench detection --kills 1 --freezes 1 --cuts 1 --busy-seconds 5
 	$(BIN)/isthmus bench overload --seconds 4
 
 .PHONY: compose-file

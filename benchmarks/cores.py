@@ -27,7 +27,7 @@ from benchmarks.frame_workload import (
 from edge_broker.core import EdgeCore
 from overlay.batch import BATCH_HEADER_BYTES, FRAME_OVERHEAD_BYTES, Run, encode_batch, encode_message
 from overlay.bounds import Delays
-from overlay.limits import MIB, MILLISECOND_NS
+from overlay.limits import ENDPOINT_ID_MAX, MIB, MILLISECOND_NS
 from overlay.messages import EndpointKind
 from overlay.outbox import Outbox, Ticket
 from overlay.trace import RECORD_BYTES, Sampling, TraceLog
@@ -40,6 +40,7 @@ FRAMES_PER_TURN: Final = 4
 """Frames a broker reads before it writes: an event loop under load behaves about like this."""
 SUBSCRIBING_CLIENTS: Final = 4
 _STEP_NS: Final = MILLISECOND_NS
+_SPREAD: Final = 0x9E37_79B9_7F4A_7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,11 @@ class _Stage:
     def cost(self) -> Cost:
         """What has been measured."""
         return Cost(self.core, 1e6 * self.spent_s / max(1, self.messages), self.messages, self.frames)
+
+
+def _publisher(number: int) -> int:
+    """The id of a topic's publisher; real ones are drawn at random."""
+    return (number + 1) * _SPREAD & ENDPOINT_ID_MAX
 
 
 def _body(frame: bytes) -> bytes:
@@ -152,13 +158,13 @@ class Chain:
         for number in range(self._topics):
             qos = CATEGORIES[categories[number]].qos()
             name = topic_name(number, categories[number])
-            known = frozenset({number + 1})
+            known = frozenset({_publisher(number)})
             for core, client, kind in (
                 (self._ingress, self._publisher, EndpointKind.PUBLISHER),
                 (self._egress, self._subscribers[number % SUBSCRIBING_CLIENTS], EndpointKind.SUBSCRIBER),
             ):
                 topic = core.ensure_topic(number, name, qos)
-                core.add_endpoint(client, kind, number + 1, topic)
+                core.add_endpoint(client, kind, _publisher(number), topic)
                 core.set_interest(
                     topic,
                     primary="router",
@@ -261,7 +267,7 @@ class Chain:
         bodies = []
         for proxy in proxies(self._topics):
             messages = [
-                encode_message(number, number + 1, self._sequence, born_ns, payload)
+                encode_message(number, _publisher(number), self._sequence, born_ns, payload)
                 for number in proxy.topics
             ]
             run = Run(len(messages), b"".join(messages))

@@ -2,8 +2,9 @@
 
 FRAME's workload, small, runs through real broker processes while every core of the machine is kept
 busy by processes that do nothing else. First nobody dies for a while: every connection that ends by
-silence then is a false alarm. Then a routing broker is killed (SIGKILL) or frozen (SIGSTOP), in turn,
-and the logs of both edges say when they noticed.
+silence then is a false alarm. Then a routing broker is killed (SIGKILL), frozen (SIGSTOP) or cut off from
+all edges, and the logs of both edges say when they noticed. Cuts are made by a relay between edges and
+routing brokers, in a testbed of their own; there is none on the way of the others.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,9 @@ from topology.children import Child
 from topology.errors import DriverError
 
 NOTICE_TIMEOUT_S: Final = 10.0
+KILLED: Final = "SIGKILL"
+FROZEN: Final = "SIGSTOP"
+CUT: Final = "cut"
 _ROUTERS: Final = (PRIMARY, BACKUP)
 _EDGES: Final = (INGRESS, EGRESS)
 
@@ -47,7 +51,8 @@ class Settings:
 
     setup: Setup
     kills: int
-    """How many brokers end, every second one by SIGKILL, the others frozen."""
+    freezes: int
+    cuts: int
     busy_seconds: float
     seed: int = 1
 
@@ -56,27 +61,20 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     """False alarms on a busy machine, then the time until ends are noticed."""
     description = machine.describe()
     randomness = random.Random(settings.seed)
-    noticed: dict[str, list[float]] = {"SIGKILL": [], "SIGSTOP": []}
-    async with running(settings.setup, say) as testbed:
-        await testbed.child(PUBLISHER).send("start")
-        await testbed.child(SUBSCRIBER).send("start")
-        await testbed.child(SUBSCRIBER).wait_for("warm", ANSWER_TIMEOUT_S)
-        await _wait_whole(testbed)
-        async with _all_cores_busy(testbed.directory):
-            before, busy_before_s = await _silent_ends(testbed), machine.busy_time_s()
-            began_s = time.monotonic()
-            await asyncio.sleep(settings.busy_seconds)
-            false_alarms = await _silent_ends(testbed) - before
-            busy_cores = (machine.busy_time_s() - busy_before_s) / (time.monotonic() - began_s)
-            say(f"{false_alarms} false alarms in {settings.busy_seconds:.0f} s, {busy_cores:.2f} cores busy")
-            for number in range(settings.kills):
-                how = signal.SIGKILL if number % 2 == 0 else signal.SIGSTOP
-                noticed[how.name] += await _end(testbed, randomness.choice(_ROUTERS), how)
-                await _wait_whole(testbed)
-                if (number + 1) % 5 == 0:
-                    say(f"{number + 1} of {settings.kills} ended")
-        if dead := testbed.died_unasked():
-            raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {testbed.directory}")
+    noticed: dict[str, list[float]] = {KILLED: [], FROZEN: [], CUT: []}
+    hows = [KILLED] * settings.kills + [FROZEN] * settings.freezes
+    randomness.shuffle(hows)
+    async with _busy_testbed(settings.setup, say) as testbed:
+        before, busy_before_s = await _silent_ends(testbed), machine.busy_time_s()
+        began_s = time.monotonic()
+        await asyncio.sleep(settings.busy_seconds)
+        false_alarms = await _silent_ends(testbed) - before
+        busy_cores = (machine.busy_time_s() - busy_before_s) / (time.monotonic() - began_s)
+        say(f"{false_alarms} false alarms in {settings.busy_seconds:.0f} s, {busy_cores:.2f} cores busy")
+        await _end_some(testbed, hows, noticed, randomness, say)
+    if settings.cuts:
+        async with _busy_testbed(replace(settings.setup, proxied=True), say) as testbed:
+            await _end_some(testbed, [CUT] * settings.cuts, noticed, randomness, say)
     return {
         "silence_ms": settings.setup.silence_ms,
         "busy_seconds": settings.busy_seconds,
@@ -88,22 +86,55 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     }
 
 
-async def _end(testbed: Testbed, victim: str, how: signal.Signals) -> list[float]:
-    """End a routing broker; gives the milliseconds until each edge had noticed."""
+@contextlib.asynccontextmanager
+async def _busy_testbed(setup: Setup, say: Say) -> AsyncIterator[Testbed]:
+    """A whole overlay under load, with all cores busy besides."""
+    async with running(setup, say) as testbed:
+        await testbed.child(PUBLISHER).send("start")
+        await testbed.child(SUBSCRIBER).send("start")
+        await testbed.child(SUBSCRIBER).wait_for("warm", ANSWER_TIMEOUT_S)
+        await _wait_whole(testbed)
+        async with _all_cores_busy(testbed.directory):
+            yield testbed
+        if dead := testbed.died_unasked():
+            raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {testbed.directory}")
+
+
+async def _end_some(
+    testbed: Testbed,
+    hows: Sequence[str],
+    noticed: dict[str, list[float]],
+    randomness: random.Random,
+    say: Say,
+) -> None:
+    for number, how in enumerate(hows, 1):
+        noticed[how] += await _end(testbed, randomness.choice(_ROUTERS), how)
+        await _wait_whole(testbed)
+        if number % 5 == 0:
+            say(f"{number} of {len(hows)} ended")
+
+
+async def _end(testbed: Testbed, victim: str, how: str) -> list[float]:
+    """End a routing broker, or the way to it; gives the milliseconds until each edge had noticed."""
     await asyncio.sleep(0.1)
     logs = {edge: testbed.child(edge).log_path for edge in _EDGES}
     seen = {edge: len(losses_of(victim, log)) for edge, log in logs.items()}
     at_s = time.time()  # logs have wall time
-    testbed.child(victim).signal(how)
+    if how == CUT:
+        await testbed.cut(victim)
+    else:
+        testbed.child(victim).signal(signal.Signals[how])
     try:
         if not await wait_until(
             lambda: all(len(losses_of(victim, log)) > seen[edge] for edge, log in logs.items()),
             NOTICE_TIMEOUT_S,
         ):
-            raise DriverError(f"nobody noticed the {how.name} of {victim} within {NOTICE_TIMEOUT_S:g} s")
+            raise DriverError(f"not all noticed the {how} of {victim} within {NOTICE_TIMEOUT_S:g} s")
         return [1e3 * (losses_of(victim, log)[seen[edge]] - at_s) for edge, log in logs.items()]
     finally:
-        if how is signal.SIGSTOP:
+        if how == CUT:
+            await testbed.heal(victim)
+        elif how == FROZEN:
             testbed.child(victim).signal(signal.SIGCONT)
         else:
             await testbed.child(victim).kill()

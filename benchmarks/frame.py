@@ -16,6 +16,8 @@ from typing import Any, Final
 from benchmarks import machine
 from benchmarks.frame_testbed import (
     BACKUP,
+    EGRESS,
+    INGRESS,
     PRIMARY,
     PUBLISHER,
     SUBSCRIBER,
@@ -37,6 +39,7 @@ BOTTLENECK_PCT: Final = 90.0
 """A load process above this share of a core may be what limits a result."""
 MEMORY_EVERY_S: Final = 10.0
 NOISY_STEAL_PCT: Final = 0.5
+_DROPPED: Final = "messages_dropped "
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class _Run:
 
     async def measure(self) -> None:
         """From the first counted message to the last, with the crash in between."""
+        self._memory_course.append({"at_s": 0.0, **self._testbed.memory_mib()})
         watching = asyncio.create_task(self._watch_memory())
         try:
             await self._measure()
@@ -156,9 +160,11 @@ class _Run:
             watching.cancel()
 
     async def _watch_memory(self) -> None:
+        began_s = time.monotonic()
         while True:
             await asyncio.sleep(MEMORY_EVERY_S)
-            self._memory_course.append(self._testbed.memory_mib())
+            at_s = round(time.monotonic() - began_s, 1)
+            self._memory_course.append({"at_s": at_s, **self._testbed.memory_mib()})
 
     async def _measure(self) -> None:
         settings, testbed = self._settings, self._testbed
@@ -186,6 +192,19 @@ class _Run:
         self._snapshots.append(await Snapshot.take(testbed, survivor))
         await asyncio.sleep(0.3)
 
+    async def _dropped(self) -> dict[str, dict[str, int]]:
+        """What each broker that lives has dropped since it started, by reason."""
+        alive = (BACKUP, INGRESS, EGRESS) if self._settings.crash else (PRIMARY, BACKUP, INGRESS, EGRESS)
+        found = {}
+        for name in alive:
+            counters = await self._testbed.counters(name)
+            found[name] = {
+                key.removeprefix(_DROPPED): round(count)
+                for key, count in counters.items()
+                if key.startswith(_DROPPED) and count
+            }
+        return found
+
     async def end(self) -> dict[str, Any]:
         """Processor, memory and replication of the run."""
         first, last = self._snapshots[0], self._snapshots[-1]
@@ -205,6 +224,7 @@ class _Run:
             "memory_mib": memory,
             "memory_course_mib": self._memory_course,
             "counters_before_crash": dict(calm.counters),
+            "dropped": await self._dropped(),
         }
         if self._settings.crash:
             before = self._snapshots[2]
@@ -303,6 +323,10 @@ def _notes(
             f"other programs were using the machine: {end['busy_cores']} cores were busy, "
             f"{ours:.2f} of them by this run"
         )
+    for name, dropped in end["dropped"].items():
+        full = dropped.get("outbox_full", 0)
+        if full:
+            notes.append(f"{name} dropped {full} messages because an outbox was full: its peer was too slow")
     if received["duplicates"] or received["reordered"]:
         notes.append(
             f"subscribers saw {received['duplicates']} duplicates and {received['reordered']} steps back"

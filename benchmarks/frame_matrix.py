@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,10 @@ class Matrix:
     topics: Sequence[int]
     configs: Sequence[str] = CONFIGS
     crashes: Sequence[bool] = (True, False)
+    resume: bool = False
+    """Take results that are there already instead of running them again."""
+    at_most_s: float | None = None
+    """Begin no run after this time."""
 
 
 async def measure(
@@ -28,10 +33,18 @@ async def measure(
 ) -> list[dict[str, Any]]:
     """Do all runs and write each result; a run that fails is told and left out."""
     results: list[dict[str, Any]] = []
-    for topics in matrix.topics:
-        for config in matrix.configs:
-            for crash in matrix.crashes:
+    began_s = time.monotonic()
+    for crash in matrix.crashes:
+        for topics in matrix.topics:
+            for config in matrix.configs:
                 name = f"{topics}-{config}-{'crash' if crash else 'calm'}"
+                file = directory / f"{name}.json"
+                if matrix.resume and file.exists():
+                    results.append(json.loads(await asyncio.to_thread(file.read_text, "utf-8")))
+                    continue
+                if matrix.at_most_s is not None and time.monotonic() - began_s > matrix.at_most_s:
+                    say(f"{name} is left for the next time")
+                    continue
                 say(f"== {name}")
                 chosen = replace(
                     settings, crash=crash, setup=replace(settings.setup, topics=topics, mode=config)
@@ -41,7 +54,6 @@ async def measure(
                 except DriverError as error:
                     say(f"{name} failed: {error}")
                     continue
-                file = directory / f"{name}.json"
                 await asyncio.to_thread(file.write_text, json.dumps(result, indent=1) + "\n", "utf-8")
                 say(frame.summary(result))
                 results.append(result)

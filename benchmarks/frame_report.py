@@ -76,11 +76,12 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _conditions(results: Sequence[Mapping[str, Any]]) -> list[str]:
     machine = results[0]["machine"]
+    commits = ", ".join(sorted({result["machine"]["commit"] for result in results}))
     settings = results[0]["settings"]
     steal = max(result["steal_pct"] for result in results)
     others = max(result["busy_cores"] - sum(result["cpu_pct"].values()) / 100 for result in results)
     return [
-        f"Commit {machine['commit']}, {machine['measured_at']}, Python {machine['python']}, "
+        f"Commit {commits}, {machine['measured_at']}, Python {machine['python']}, "
         f"{machine['cores']} cores ({machine['processor']}), all processes on this machine over loopback, "
         f"pinning {settings['setup']['pinning']}, niceness {settings['setup']['niceness']}. "
         f"Measured for {settings['seconds']:g} s after {settings['warm_up_s']:g} s of warm-up; the paper: "

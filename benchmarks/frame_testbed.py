@@ -32,6 +32,7 @@ EGRESS: Final = "edge-b"
 PUBLISHER: Final = "publishers"
 SUBSCRIBER: Final = "subscribers"
 ZOOKEEPER: Final = "zookeeper"
+SWITCHBOARD: Final = "switchboard"
 
 START_TIMEOUT_S: Final = 30.0
 HTTP_TIMEOUT_S: Final = 20.0
@@ -65,6 +66,8 @@ class Setup:
     keep_logs: bool = False
     equal_capacity: bool = False
     """Both routing brokers are primaries, of half the topics each."""
+    proxied: bool = False
+    """Edges reach routing brokers through lines that can be cut."""
 
 
 def _quiet(_: str) -> None:
@@ -82,12 +85,15 @@ class Testbed:
         self._children: dict[str, Child] = {}
         self._addresses: dict[str, tuple[str, str]] = {}
         self._http: aiohttp.ClientSession | None = None
+        self._proxies: dict[str, str] = {}
 
     async def start(self) -> None:
         """Start everything and declare all endpoints."""
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_TIMEOUT_S))
         await asyncio.to_thread(self._zookeeper.start, START_TIMEOUT_S)
         self._prioritise(ZOOKEEPER)
+        if self.setup.proxied:
+            await self._open_lines()
         for name in (PRIMARY, BACKUP, INGRESS, EGRESS):
             await self.start_broker(name)
         await self.wait_for(self._is_led, "a leader")
@@ -133,7 +139,26 @@ class Testbed:
             capacity = _ALL_TOPICS if name == PRIMARY and not self.setup.equal_capacity else 1.0
             return "--mode", self.setup.mode, "--host-label", f"host-{name}", "--capacity", str(capacity)
         more = ("--retain-more",) if self.setup.mode == "frame+" else ()
-        return ("--lan", f"lan-{name}", "--no-discovery", *more)
+        proxy = ("--proxy", self._proxies[name]) if name in self._proxies else ()
+        return ("--lan", f"lan-{name}", "--no-discovery", *more, *proxy)
+
+    async def _open_lines(self) -> None:
+        board = await self._start_child(SWITCHBOARD, "topology.switchboard", ["127.0.0.1"])
+        for edge in (INGRESS, EGRESS):
+            self._proxies[edge] = (await board.ask("open", START_TIMEOUT_S, line=edge))["locator"]
+
+    async def cut(self, router: str) -> None:
+        """Let nothing pass any more between a routing broker and all edges."""
+        await self._lines("cut", router)
+
+    async def heal(self, router: str) -> None:
+        """Let everything pass again."""
+        await self._lines("heal", router)
+
+    async def _lines(self, command: str, router: str) -> None:
+        for edge in self._proxies:
+            target = self._addresses[router][0]
+            await self._children[SWITCHBOARD].ask(command, HTTP_TIMEOUT_S, line=edge, target=target)
 
     def child(self, name: str) -> Child:
         """A process of ours."""

@@ -14,6 +14,14 @@ def resident_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def open_files(pid: int) -> int:
+    """Files and sockets a process has open; 0 if it is gone."""
+    try:
+        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
     """What all cores together have done, in ticks since the start of the machine."""

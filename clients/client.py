@@ -23,7 +23,7 @@ from clients.publisher import Publisher
 from clients.subscription import Overflow, Subscription
 from clients.tracing import ClientTracing
 from overlay.batch import Run, decode_batch_header, decode_messages, encode_message
-from overlay.delay import add_shifts, age_bound_ns
+from overlay.delay import add_shifts, age_bound_ns, link_bound_ns
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM, ENDPOINT_ID_MAX, MIB
@@ -302,6 +302,7 @@ class Client:
         link.messages_received += header.messages
         shift_ns = add_shifts(header.clock_shift_ns, link.clock.shift_at(now_ns))
         drift_ppm = link.clock.drift_ppm
+        bound_ns = link_bound_ns(header.sent_ns, link.clock.shift_ns, now_ns, drift_ppm)
         for message in decode_messages(body):
             age_ns: int | None = None
             if message.born_ns and shift_ns != UNKNOWN_CLOCK_SHIFT:
@@ -309,7 +310,7 @@ class Client:
             for subscription in self._topics.get(message.topic_id, ()):
                 verdict = subscription.deliver(message, age_ns, now_ns)
                 if self._tracing is not None:
-                    self._tracing.deliver(message, verdict, header.clock_shift_ns, now_ns)
+                    self._tracing.deliver(message, verdict, age_ns, bound_ns, now_ns)
 
     def on_control(self, link: Link, message: ControlMessage) -> None:
         """The edge broker answers a declaration, or tells of subscribers."""

@@ -6,9 +6,8 @@ from librt.strings import read_i64_le
 
 from clients.endpoint import Endpoint
 from overlay.batch import BORN_OFFSET, Run
-from overlay.delay import add_shifts
 from overlay.history import Verdict
-from overlay.messages import UNKNOWN_CLOCK_SHIFT, Message, Role
+from overlay.messages import Message, Role
 from overlay.trace import UNKNOWN_SLACK, Event, Reason
 from overlay.tracer import Tracer
 from runtime.link import Link
@@ -55,19 +54,17 @@ class ClientTracing:
         if self._tracer is not None:
             self._tracer.publish(run, read_i64_le(run.data, BORN_OFFSET))
 
-    def deliver(self, message: Message, verdict: Verdict, clock_shift_ns: int, now_ns: int) -> None:
-        """A message came for a subscription; `clock_shift_ns` is that of its frame."""
+    def deliver(
+        self, message: Message, verdict: Verdict, age_ns: int | None, link_bound_ns: int, now_ns: int
+    ) -> None:
+        """A message came for a subscription, of this age at most; its last link took at most so long."""
         if self._recorder is None:
             return
         log = self._recorder.log
         if not log.sampling.is_sampled(message.publisher, message.sequence):
             return
         event, reason = _EVENTS[verdict]
-        shift_ns = add_shifts(clock_shift_ns, self._link.clock.shift_ns)
         deadline_ns = self._deadlines_ns.get(message.topic_id, 0)
-        age_ns = 0
-        if message.born_ns and shift_ns != UNKNOWN_CLOCK_SHIFT:
-            age_ns = max(1, now_ns - message.born_ns + shift_ns)
         log.record(
             event,
             message.topic_id,
@@ -75,7 +72,8 @@ class ClientTracing:
             message.sequence,
             born_ns=message.born_ns,
             in_ns=now_ns,
-            age_bound_ns=age_ns,
+            age_bound_ns=age_ns or 0,
+            link_bound_ns=link_bound_ns,
             slack_ns=deadline_ns - age_ns if age_ns and deadline_ns else UNKNOWN_SLACK,
             deadline_ns=deadline_ns,
             peer_in=self._edge,

@@ -345,15 +345,19 @@ class _Server:
     def is_serving(self) -> bool:
         """Whether this member, and not a stranger on its port, accepts requests."""
         try:
-            if (
-                self._ask("ruok") != "imok"
-                or parse_fields(self._ask("srvr"), ": ").get("Mode") not in _SERVING_MODES
-            ):
+            if self._ask("ruok") != "imok" or self.mode() not in _SERVING_MODES:
                 return False
             # If another server took the port first, it would answer all the same: the token is only ours.
             return parse_fields(self._ask("envi"), "=").get("user.name") == self.token
         except FourLetterError:
             return False
+
+    def mode(self) -> str:
+        """What part it plays; empty if it does not say."""
+        try:
+            return parse_fields(self._ask("srvr"), ": ").get("Mode", "")
+        except FourLetterError:
+            return ""
 
     def _ask(self, word: str) -> str:
         return four_letter_sync(self.host, self.ports.client, word, PROBE_TIMEOUT_S)
@@ -522,13 +526,22 @@ class EmbeddedZooKeeper:
         if server.process is not None:
             server.process.kill()
 
-    def restart_member(self, index: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start a dead member again on its ports and data; returns when it serves."""
+    def launch_member(self, index: int) -> None:
+        """Start a dead member again on its ports and data; it serves once there is a quorum."""
         server = self._server(index)
         if server.alive:
             raise ZooKeeperStartError(f"member {index} is alive: call kill_member({index}) first")
         assert self._java is not None
         server.launch(self._java, self._count > 1, self._certificates is not None)
+
+    def leads(self, index: int) -> bool:
+        """Whether a member leads the ensemble, or is the only one."""
+        return self._server(index).mode() in ("leader", "standalone")
+
+    def restart_member(self, index: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start a dead member again on its ports and data; returns when it serves."""
+        self.launch_member(index)
+        server = self._server(index)
         try:
             self._wait_until_serving([server], time.monotonic() + timeout_s, timeout_s)
         except _PortTakenError as error:

@@ -109,7 +109,11 @@ class Leader:
         self._again = False
         """Something must be read again at once."""
         self._untidy = True
-        self._many_missing = False
+        replaced_ns = session.replaced_at_ns
+        self._patient = (
+            replaced_ns is not None and self._started_ns - replaced_ns < ABSENCE_GRACE_S * SECOND_NS
+        )
+        """Missing routers are given time: we were cut off from ZooKeeper ourselves, or many are missing."""
         self._settled_at_ns: dict[str, int] = {}
         """When the new backup of a topic will have settled."""
         self._gone_since_ns: dict[str, int] = {}
@@ -210,11 +214,11 @@ class Leader:
     def _awaited(
         self, placements: Iterable[Placement], routers: dict[str, RouterRecord], now_ns: int
     ) -> set[str]:
-        """Routers that are missing, and given some time because many are.
+        """Routers that are missing, and given some time because it was not only them.
 
-        One missing router has died. Several missing at the moment of an election rather mean that
-        they were all cut off from ZooKeeper and are about to come back; taking all their topics
-        away would move the whole load onto the first that is back.
+        A missing router has died, as a rule. But if several are missing at the moment of an election,
+        or if our own session has just expired, routers were rather cut off from ZooKeeper and are about
+        to come back; taking their topics away would move the load onto the first that are back.
         """
         if not self._in_term_for(ABSENCE_GRACE_S, now_ns):
             return set()
@@ -224,8 +228,8 @@ class Leader:
             served.add(placement.backup)
         missing = {name for name in served if name is not None and name not in routers}
         # Once several were missing, the last one is given the same time as the first.
-        self._many_missing = self._many_missing or len(missing) > 1
-        return missing if self._many_missing else set()
+        self._patient = self._patient or len(missing) > 1
+        return missing if self._patient else set()
 
     # Reading
 

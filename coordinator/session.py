@@ -137,6 +137,7 @@ class Session:
         self._clock = clock
         self._state = SessionState.CLOSED
         self._session_id = 0
+        self._began_ns = 0
         self._timeout_s = session_timeout_s
         self._lease_sent_ns: int | None = None
         self._client: Client | None = None
@@ -241,6 +242,11 @@ class Session:
         return self._session_id
 
     @property
+    def replaced_at_ns(self) -> int | None:
+        """When this session took the place of one that had expired; None if none has."""
+        return self._began_ns if self._expiries else None
+
+    @property
     def timeout_s(self) -> float:
         """The session timeout the server agreed to."""
         return self._timeout_s
@@ -313,6 +319,7 @@ class Session:
                 self._connections += 1
                 if session_id != self._session_id:
                     self._session_id = session_id
+                    self._began_ns = self._clock()
                     self._lease_sent_ns = None
                 self._timeout_s = timeout_s
                 self._enter(SessionState.CONNECTED)

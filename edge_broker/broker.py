@@ -55,6 +55,8 @@ _ROUTER_LINGER_NS: Final = 30 * SECOND_NS
 _BACKPRESSURE_CHECK_S: Final = 0.02
 _RELEASE_S: Final = 0.002
 """How often messages that wait for a predecessor are looked at, while there are any."""
+_GATHER_S: Final = 0.1
+"""How long an edge that had no routing broker at all waits for the others once it has one."""
 _SETTLE_S: Final = 0.005
 """How often topics are looked at whose deadline has changed, while old messages may wait."""
 
@@ -78,7 +80,7 @@ class EdgeBroker:
             self.incarnation,
             retain_more,
             config.delays,
-            tracer=tracer_of(self._recorder),
+            tracer=tracer_of(self._recorder, config.clock_drift_ppm),
         )
         self.session = Session(
             config.zookeeper,
@@ -113,6 +115,7 @@ class EdgeBroker:
         self._paused: set[Link] = set()
         self._releasing: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
         self._turning: asyncio.Handle | None = None
         self._draining = False
 
@@ -180,7 +183,7 @@ class EdgeBroker:
             self._announcer.close()
         if self._releasing is not None:
             self._releasing.cancel()
-        for waiting in (self._settling, self._turning):
+        for waiting in (self._settling, self._turning, self._gathering):
             if waiting is not None:
                 waiting.cancel()
         await self.background.close()
@@ -248,8 +251,7 @@ class EdgeBroker:
         """Choose targets anew if a routing broker came up."""
         if link.role is Role.ROUTER:
             log.info("routing broker connected", extra={"router": link.peer})
-            self.core.router_up(link.peer, link.outbox, self.hub.clock())
-            self._turn_topics()
+            self._gather_routers(link)
         elif link.role is Role.CLIENT:
             self.declarations.client_is_back(link)
         elif link.lan != self.lan:
@@ -365,6 +367,31 @@ class EdgeBroker:
                 link.flush_now()
         if self.core.is_turning:
             self._turning = self.hub.loop.call_soon(self._turn_topics)
+
+    def _gather_routers(self, link: Link) -> None:
+        """A routing broker is connected: turn to it, or wait for others if there was none before.
+
+        A backup that is turned to takes the primary for dead and dispatches what it holds for it, ahead
+        of what the primary still has to send. When a LAN is joined to the cloud again, primaries and
+        backups come back within moments of each other, and in any order.
+        """
+        routers = [other for other in self._links.values() if other.role is Role.ROUTER]
+        complete = all(other.is_up for other in routers if other.peer in self._routers)
+        if self._gathering is None and (self.core.routers_up or complete):
+            self.core.router_up(link.peer, link.outbox, self.hub.clock())
+            self._turn_topics()
+        elif self._gathering is None:
+            self._gathering = self.hub.loop.call_later(_GATHER_S, self._routers_gathered)
+        elif complete:
+            self._gathering.cancel()
+            self._routers_gathered()
+
+    def _routers_gathered(self) -> None:
+        self._gathering = None
+        for link in self._links.values():
+            if link.role is Role.ROUTER and link.is_up and link.peer not in self.core.routers_up:
+                self.core.router_up(link.peer, link.outbox, self.hub.clock())
+        self._turn_topics()
 
     def _client_link(self, hello: Hello) -> Link:
         link = Link(hello.node, Role.CLIENT, self.lan)

@@ -58,6 +58,7 @@ from overlay.batch import (
     BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
+    NOTHING_SAMPLED,
     PUBLISHER_OFFSET,
     SEQUENCE_OFFSET,
     U32,
@@ -107,6 +108,7 @@ class EdgeCore:
     ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
         self._tracer = tracer
+        self._sampled_below = NOTHING_SAMPLED if tracer is None else tracer.threshold
         self._unsent_most = unsent_most
         self._edge = edge
         self._retain_more = retain_more
@@ -374,10 +376,15 @@ class EdgeCore:
         `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
-        publishers = publishers_of(client.publishers, body, header.messages)
+        sampled = check_messages(body, header.messages, self._sampled_below)
+        publishers = publishers_of(client.publishers, body)
         data = on_our_clock(body, publishers, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
         self._accepted += len(publishers)
-        came = self._admit_traced(data, client, now_ns) if self._tracer is not None else None
+        came: Passage | None = None
+        if sampled is not None and self._tracer is not None:
+            # Stamps are on our clock already.
+            came = self._tracer.admit(sampled, client.bare_name, 0, now_ns, header.sent_ns, clock_shift_ns)
+            self._tracer.remember(data, came)
         touched: set[Peer] = set()
         run_route: Route | None = None
         run_start: i64 = 0
@@ -438,12 +445,13 @@ class EdgeCore:
         Returns the number of messages and the clients that got some.
         """
         header = decode_batch_header(body)
-        check_messages(body, header.messages)
+        sampled = check_messages(body, header.messages, self._sampled_below)
         header = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
-        tracer = self._tracer
-        came = (
-            tracer.admit(body, router or edge, header.clock_shift_ns, now_ns) if tracer is not None else None
-        )
+        came: Passage | None = None
+        if sampled is not None and self._tracer is not None:
+            came = self._tracer.admit(
+                sampled, router or edge, header.clock_shift_ns, now_ns, header.sent_ns, clock_shift_ns
+            )
         touched: set[Peer] = set()
         run_route: Route | None = None
         run_start: i64 = 0
@@ -542,14 +550,6 @@ class EdgeCore:
             client.outbox.validate()
 
     # Details
-
-    def _admit_traced(self, data: bytes, client: Peer, now_ns: int) -> Passage | None:
-        """How a client's frame came, if messages of it are traced; stamps are on our clock already."""
-        assert self._tracer is not None
-        came = self._tracer.admit(data, client.bare_name, 0, now_ns)
-        if came is not None:
-            self._tracer.remember(data, came)
-        return came
 
     def _keep_unsent(self, publisher: Publisher, topic: Topic, message: bytes) -> bool:
         """No routing broker can be reached: keep a message if its topic asks for that."""

@@ -14,7 +14,6 @@ from overlay.batch import (
     MESSAGE_HEADER_BYTES,
     PUBLISHER_OFFSET,
     U32,
-    check_messages,
 )
 from overlay.errors import CloseReason, ProtocolError
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
     from mypy_extensions import i64
 
 
-def publishers_of(publishers: Mapping[int, Publisher], body: bytes, count: int) -> list[Publisher]:
-    """The publisher of each message of a client's frame, all of them whole and declared."""
-    check_messages(body, count)
+def publishers_of(publishers: Mapping[int, Publisher], body: bytes) -> list[Publisher]:
+    """The publisher of each message of a client's frame; the frame has been checked to be whole."""
     found: list[Publisher] = []
     end: i64 = len(body)
     offset: i64 = BATCH_HEADER_BYTES

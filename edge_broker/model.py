@@ -13,8 +13,9 @@ from overlay.outbox import Outbox
 from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
+from overlay.schedule import Unsure
 from overlay.shedding import Hop, Shares, Shedder, shares_of
-from overlay.urgency import Unsure, deadline_ns, urgency
+from overlay.urgency import deadline_ns, urgency
 
 
 class DropReason(StrEnum):

@@ -2,11 +2,12 @@
 
 When routing brokers change, some messages come twice and some overtake. For a while after such a
 *disturbance* a message whose predecessor is missing is held back, as long as its own deadline
-allows; at other times a gap is a loss and nothing waits for it.
+allows; at other times a gap is a loss and nothing waits for it. A gap that is wider than the topic's
+loss tolerance is waited for even beyond the deadline, as long as a failover may take: tolerance goes
+before deadline, order before both.
 
 Messages marked UNORDERED travel on several ways, or as datagrams, all the time: for them a gap always
-may be closed. And as every link repairs its losses, it will be, so a gap that is wider than the topic's
-loss tolerance is waited for even beyond the deadline: tolerance goes before deadline, order before both.
+may be closed. And as every link repairs its losses, it will be, so they are waited for longer.
 """
 
 from typing import Final
@@ -21,7 +22,7 @@ from overlay.urgency import UNORDERED
 _DISTURBED_FOR_NS: Final = 1 * SECOND_NS
 """How long after a change of routing brokers messages may come out of order."""
 _HOLD_MOST_NS: Final = 200 * MILLISECOND_NS
-"""Longest a message waits for its predecessor, however much time its topic allows."""
+"""Longest a message waits for its predecessor, whatever its topic allows: some failover times."""
 _HOLD_MARGIN_NS: Final = 5 * MILLISECOND_NS
 """A held message is let go this long before its deadline."""
 _REORDERED_NS: Final = 15 * MILLISECOND_NS
@@ -65,11 +66,12 @@ class Order:
                 self._dispatch.drop(DropReason.DUPLICATE, item.data, 0, item.came, now_ns)
                 return
             until_ns = _held_until(item, now_ns)
-            patient_until_ns = 0
+            patient_until_ns = now_ns + _HOLD_MOST_NS
             if item.header.urgency & UNORDERED:
                 until_ns = max(until_ns, now_ns + _REORDERED_NS)
                 patient_until_ns = now_ns + _REPAIRED_NS
-            if until_ns > now_ns:
+            first = min(*held, sequence) if held else sequence
+            if until_ns > now_ns or first - history.highest - 1 > topic.tolerated:
                 self.held.setdefault(publisher_id, {})[sequence] = item._replace(
                     until_ns=until_ns, patient_until_ns=patient_until_ns
                 )
@@ -129,8 +131,9 @@ class Order:
 
 
 def _held_until(item: Held, now_ns: int) -> int:
-    born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
     deadline_ns = item.topic.deadline_ns
     # Nobody sends best effort again: what is missing is lost, or only a little late.
-    allowed_ns = deadline_ns // 2 if item.topic.qos.loss_tolerance is None else deadline_ns - _HOLD_MARGIN_NS
+    is_best_effort = item.topic.qos.loss_tolerance is None
+    allowed_ns = deadline_ns // 2 if is_best_effort else deadline_ns - _HOLD_MARGIN_NS
+    born_ns = born_here_ns(item.born_ns, item.header.clock_shift_ns, now_ns)
     return min(born_ns + allowed_ns, now_ns + _HOLD_MOST_NS)

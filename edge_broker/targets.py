@@ -32,8 +32,9 @@ from overlay.batch import (
 from overlay.messages import Role
 from overlay.outbox import Outbox
 from overlay.paths import Choice
+from overlay.schedule import Unsure
 from overlay.tracer import Tracer
-from overlay.urgency import UNORDERED, Unsure
+from overlay.urgency import UNORDERED
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

@@ -36,10 +36,20 @@ LENGTH_WORD_OFFSET: Final = 24
 U32: Final = 0xFFFF_FFFF
 _BEYOND: Final = 0x7FFF_FFFF
 
-_BATCH_HEADER: Final = Struct("<BxxQqI")
-_FRAME_AND_BATCH_HEADER: Final = Struct("<IBBxxQqI")
-BATCH_HEADER_BYTES: Final = 23
-FRAME_OVERHEAD_BYTES: Final = 28
+SAMPLED_WORD_OFFSET: Final = 8
+"""The upper half of the publisher and the lower half of the sequence: what sampling goes by, in one word."""
+SAMPLING_MASK: Final = 0x7FFF_FFFF
+SAMPLING_STEP: Final = 0x4F1B_BCDD
+"""2^31 divided by the golden ratio: neighbouring sequences fall far apart.
+
+With 31 bits no product exceeds what a compiled node multiplies in one instruction."""
+NOTHING_SAMPLED: Final = 0
+"""The threshold of a node that does not trace."""
+
+_BATCH_HEADER: Final = Struct("<BxxQqQI")
+_FRAME_AND_BATCH_HEADER: Final = Struct("<IBBxxQqQI")
+BATCH_HEADER_BYTES: Final = 31
+FRAME_OVERHEAD_BYTES: Final = 36
 
 assert MESSAGE_HEADER.size == MESSAGE_HEADER_BYTES
 assert _BATCH_HEADER.size == BATCH_HEADER_BYTES
@@ -49,9 +59,11 @@ assert _FRAME_AND_BATCH_HEADER.size == FRAME_OVERHEAD_BYTES
 class BatchHeader:
     """What the messages of a data frame share."""
 
-    __slots__ = ("clock_shift_ns", "messages", "origin", "urgency")
+    __slots__ = ("clock_shift_ns", "messages", "origin", "sent_ns", "urgency")
 
-    def __init__(self, urgency: int, origin: int, clock_shift_ns: int, messages: int) -> None:
+    def __init__(
+        self, urgency: int, origin: int, clock_shift_ns: int, messages: int, sent_ns: int = 0
+    ) -> None:
         self.urgency = urgency
         """Deadline class; frames hold one class only, so that bulk can be shed unopened."""
         self.origin = origin
@@ -60,18 +72,22 @@ class BatchHeader:
         """What to add to `now - born` to get a bound on the age; UNKNOWN_CLOCK_SHIFT if there is none."""
         self.messages = messages
         """How many messages follow."""
+        self.sent_ns = sent_ns
+        """When the frame left, on the clock of the node that sent it; 0 if it did not say."""
 
     def shifted(self, clock_shift_ns: int) -> "BatchHeader":
         """The same with another clock shift."""
-        return BatchHeader(self.urgency, self.origin, clock_shift_ns, self.messages)
+        return BatchHeader(self.urgency, self.origin, clock_shift_ns, self.messages, self.sent_ns)
 
 
 class Passage:
     """How the messages of a data frame came to a node that traces some of them."""
 
-    __slots__ = ("_next", "clock_shift_ns", "in_ns", "next_offset", "offsets", "peer_in")
+    __slots__ = ("_next", "clock_shift_ns", "in_ns", "link_bound_ns", "next_offset", "offsets", "peer_in")
 
-    def __init__(self, offsets: list[int], in_ns: int, peer_in: int, clock_shift_ns: int) -> None:
+    def __init__(
+        self, offsets: list[int], in_ns: int, peer_in: int, clock_shift_ns: int, link_bound_ns: int = 0
+    ) -> None:
         self.offsets = offsets
         """Where in the frame the traced ones start, in order."""
         self.in_ns = in_ns
@@ -80,6 +96,8 @@ class Passage:
         """Who sent them, as the trace numbers peers; 0 for nobody."""
         self.clock_shift_ns = clock_shift_ns
         """Of the messages' stamps, at this node."""
+        self.link_bound_ns = link_bound_ns
+        """Most they can have spent on the link they came on; 0 if unknown."""
         self._next = 0
         self.next_offset = offsets[0]
         """The first traced message that no run has been cut with; beyond the frame if there is none."""
@@ -107,7 +125,7 @@ class Passage:
         """For the message at this offset on its own; None if it is not traced."""
         if not self.covers(offset, offset + 1):
             return None
-        return Passage([0], self.in_ns, self.peer_in, self.clock_shift_ns)
+        return Passage([0], self.in_ns, self.peer_in, self.clock_shift_ns, self.link_bound_ns)
 
 
 class Run:
@@ -140,7 +158,9 @@ def encode_message(topic_id: int, publisher: int, sequence: int, born_ns: int, p
     return MESSAGE_HEADER.pack(topic_id, publisher, sequence, born_ns, len(payload)) + payload
 
 
-def encode_batch(urgency: int, origin: int, clock_shift_ns: int, runs: Iterable[Run]) -> bytes:
+def encode_batch(
+    urgency: int, origin: int, clock_shift_ns: int, runs: Iterable[Run], sent_ns: int = 0
+) -> bytes:
     """A whole data frame."""
     size = FRAME_OVERHEAD_BYTES - 4
     count = 0
@@ -149,7 +169,9 @@ def encode_batch(urgency: int, origin: int, clock_shift_ns: int, runs: Iterable[
         size += len(run.data)
         count += run.messages
         parts.append(run.data)
-    parts[0] = _FRAME_AND_BATCH_HEADER.pack(size, FrameKind.DATA, urgency, origin, clock_shift_ns, count)
+    parts[0] = _FRAME_AND_BATCH_HEADER.pack(
+        size, FrameKind.DATA, urgency, origin, clock_shift_ns, sent_ns, count
+    )
     return b"".join(parts)
 
 
@@ -160,22 +182,39 @@ def decode_batch_header(body: bytes) -> BatchHeader:
             CloseReason.BAD_FRAME,
             f"data frame of {len(body)} bytes, its header alone has {BATCH_HEADER_BYTES}",
         )
-    urgency, origin, clock_shift_ns, messages = _BATCH_HEADER.unpack_from(body)
-    return BatchHeader(urgency, origin, clock_shift_ns, messages)
+    urgency, origin, clock_shift_ns, sent_ns, messages = _BATCH_HEADER.unpack_from(body)
+    return BatchHeader(urgency, origin, clock_shift_ns, messages, sent_ns)
 
 
-def check_messages(body: bytes, count: int) -> None:
-    """Raise ProtocolError unless `count` whole messages fill the body of a data frame."""
+def check_messages(body: bytes, count: int, threshold: int = NOTHING_SAMPLED) -> list[int] | None:
+    """Raise ProtocolError unless `count` whole messages fill the body of a data frame.
+
+    Returns where its sampled messages start, in order, None if there are none: this is the one place
+    that looks at every message of every frame, so that tracing costs one more word of each.
+    """
+    sampled: list[int] | None = None
     offset: i64 = BATCH_HEADER_BYTES
     end: i64 = len(body)
     last_start: i64 = end - MESSAGE_HEADER_BYTES
     seen: i64 = 0
+    below: i64 = threshold
     while offset <= last_start:
+        if below:
+            word: i64 = read_i64_le(body, offset + SAMPLED_WORD_OFFSET)
+            # Masked before they are added, so that nothing exceeds 64 bits.
+            place: i64 = (
+                ((word & SAMPLING_MASK) + (word >> 32 & SAMPLING_MASK)) & SAMPLING_MASK
+            ) * SAMPLING_STEP
+            if place & SAMPLING_MASK < below:
+                if sampled is None:
+                    sampled = []
+                sampled.append(offset)
         length: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET) >> 32
         offset += MESSAGE_HEADER_BYTES + (length & U32)
         seen += 1
     if offset != end or seen != count:
         raise truncated(seen if offset <= end else seen - 1, count)
+    return sampled
 
 
 def decode_messages(body: bytes) -> Iterator[Message]:

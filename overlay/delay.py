@@ -146,6 +146,16 @@ def age_bound_ns(elapsed_ns: int, drift_ppm: int) -> int:
     return elapsed_ns + max(0, elapsed_ns) * all_ppm // (_MILLION - all_ppm) + 1
 
 
+def link_bound_ns(sent_ns: int, clock_shift_ns: int, now_ns: int, drift_ppm: int) -> int:
+    """How long a frame was on its link at most (equation 1); 0 if that is not known.
+
+    `sent_ns` is the sender's clock when the frame left, 0 if it did not say; the shift is the link's.
+    """
+    if not sent_ns or clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+        return 0
+    return age_bound_ns(max(0, now_ns - sent_ns + clock_shift_ns), drift_ppm)
+
+
 def add_shifts(first_ns: int, second_ns: int) -> int:
     """The shift over two hops; unknown if either is."""
     if UNKNOWN_CLOCK_SHIFT in (first_ns, second_ns):

@@ -5,7 +5,7 @@ is there, so a peer that sends slowly costs a buffer of at most one frame.
 """
 
 from struct import Struct
-from typing import Final
+from typing import Final, NoReturn
 
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import FRAME_MAX_BYTES, HANDSHAKE_FRAME_MAX_BYTES
@@ -53,8 +53,8 @@ class FrameReader:
     def take_frames(self, at_most: int = 2**31) -> list[tuple[int, bytes]]:
         """The whole frames received so far; `at_most` one during the handshake, as the limit changes then.
 
-        Raises ProtocolError on a length no frame can have; frames before it are lost with the
-        connection, which closes.
+        Raises ProtocolError on a length no frame can have, once the frames before it have been taken: what
+        a stream means does not depend on how it arrives.
         """
         if self._pending_bytes < self._needed_bytes:
             return []
@@ -65,7 +65,10 @@ class FrameReader:
         self._needed_bytes = _LENGTH.size
         while available - offset >= _LENGTH.size and len(frames) < at_most:
             (length,) = _LENGTH.unpack_from(buffer, offset)
-            self._check_length(length)
+            if not 0 < length <= self._limit_bytes:
+                if frames:
+                    break
+                self._refuse(length)
             end = offset + _LENGTH.size + length
             if end > available:
                 self._needed_bytes = end - offset
@@ -77,11 +80,10 @@ class FrameReader:
         self._pending_bytes = len(rest)
         return frames
 
-    def _check_length(self, length: int) -> None:
+    def _refuse(self, length: int) -> NoReturn:
         if length == 0:
             raise ProtocolError(CloseReason.BAD_FRAME, "frame of length 0, at least the kind is needed")
-        if length > self._limit_bytes:
-            raise ProtocolError(
-                CloseReason.FRAME_TOO_LARGE,
-                f"frame of {length} bytes, at most {self._limit_bytes} are allowed: send smaller batches",
-            )
+        raise ProtocolError(
+            CloseReason.FRAME_TOO_LARGE,
+            f"frame of {length} bytes, at most {self._limit_bytes} are allowed: send smaller batches",
+        )

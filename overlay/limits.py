@@ -50,7 +50,10 @@ DRIFT_MAX_PPM: Final = 10_000
 
 # Links
 OUTBOX_MAX_BYTES: Final = 32 * MIB
-"""Waiting and unacknowledged bytes for one peer; beyond it the oldest waiting messages are dropped."""
+"""Memory that waiting and unacknowledged messages for one peer may take; beyond it those due first are
+dropped and counted."""
+RUN_OVERHEAD_BYTES: Final = 256
+"""Memory that a waiting run takes besides its bytes: with small messages far more than those."""
 OUTBOX_SOFT_BYTES: Final = 8 * MIB
 """Above this a publisher is told to wait."""
 WRITE_HIGH_WATER_BYTES: Final = 64 * KIB

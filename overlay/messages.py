@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from overlay.limits import DRIFT_PPM
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 UNKNOWN_CLOCK_SHIFT: Final = -(2**63)
 """Clock shift of a batch whose age cannot be bounded: some link had no helper yet."""

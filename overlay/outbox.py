@@ -19,7 +19,7 @@ from typing import Final
 from overlay.batch import FRAME_OVERHEAD_BYTES, Run, encode_batch
 from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES
-from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES
+from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES, RUN_OVERHEAD_BYTES
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.schedule import Calendar
 from overlay.trace import Reason
@@ -102,6 +102,9 @@ class Outbox:
         "_frames_resent",
         "_frames_sent",
         "_is_connected",
+        "_last_later_ns",
+        "_last_origin",
+        "_last_shift_ns",
         "_least_shift_ns",
         "_lost_tickets",
         "_messages_dropped",
@@ -129,6 +132,10 @@ class Outbox:
         self._is_connected = False
         self._least_shift_ns: dict[int, int] = {}
         """By origin: the least clock shift since nothing waited; all deadlines are compared with it."""
+        # Most runs have the origin and the shift of the one before: one comparison instead of a lookup.
+        self._last_origin = 0
+        self._last_shift_ns = UNKNOWN_CLOCK_SHIFT
+        self._last_later_ns = 0
         self._window_bytes = WINDOW_FIRST_BYTES
         # Frames numbered _acknowledged+1 .. _sent, oldest first.
         self._unacknowledged: deque[_Sent] = deque()
@@ -156,17 +163,15 @@ class Outbox:
         if not self._waiting_messages:
             self._busy_since_ns = now_ns
             self._least_shift_ns.clear()
+            self._last_shift_ns = UNKNOWN_CLOCK_SHIFT
         if deadline_ns and clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
-            # A shift that has grown makes a later message look older than one before it.
-            least_ns = self._least_shift_ns.get(origin)
-            if least_ns is None or clock_shift_ns < least_ns:
-                self._least_shift_ns[origin] = clock_shift_ns
-            else:
-                deadline_ns += clock_shift_ns - least_ns
+            if clock_shift_ns != self._last_shift_ns or origin != self._last_origin:
+                self._compare_shift(origin, clock_shift_ns)
+            deadline_ns += self._last_later_ns
         self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages
-        if self._waiting_bytes + self._unacknowledged_bytes > self._capacity_bytes:
+        if self.load_bytes > self._capacity_bytes:
             return self._make_room(now_ns)
         return 0
 
@@ -263,8 +268,9 @@ class Outbox:
 
     @property
     def load_bytes(self) -> int:
-        """Waiting and unacknowledged bytes."""
-        return self._waiting_bytes + self._unacknowledged_bytes
+        """Memory that waiting and unacknowledged messages take."""
+        waiting_bytes = self._waiting_bytes + len(self._waiting) * RUN_OVERHEAD_BYTES
+        return waiting_bytes + self._unacknowledged_bytes
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -309,6 +315,15 @@ class Outbox:
         assert self._waiting_bytes == sum(len(item.run.data) for item in self._waiting)
         assert self._waiting_messages == sum(item.run.messages for item in self._waiting)
 
+    def _compare_shift(self, origin: int, clock_shift_ns: int) -> None:
+        """A shift that has grown makes a later message look older than one before it: by how much."""
+        least_ns = self._least_shift_ns.get(origin)
+        if least_ns is None or clock_shift_ns < least_ns:
+            self._least_shift_ns[origin] = least_ns = clock_shift_ns
+        self._last_origin = origin
+        self._last_shift_ns = clock_shift_ns
+        self._last_later_ns = clock_shift_ns - least_ns
+
     def _take_frame(self, now_ns: int) -> bytes | None:
         """The next frame; None if the run that was next has been cancelled."""
         first = self._waiting.pop()
@@ -339,7 +354,7 @@ class Outbox:
             runs.append(item.run)
             size += len(item.run.data)
             messages += item.run.messages
-        data = encode_batch(first.urgency, first.origin, first.clock_shift_ns, runs)
+        data = encode_batch(first.urgency, first.origin, first.clock_shift_ns, runs, now_ns)
         self._unacknowledged.append(_Sent(data, now_ns, tickets))
         self._unacknowledged_bytes += len(data)
         self._sent += 1

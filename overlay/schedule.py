@@ -90,3 +90,18 @@ class Calendar(Generic[Job]):
         assert all(self._buckets.values())
         assert self._size == sum(map(len, self._buckets.values()))
         assert self._last_key == _NO_KEY or self._buckets.get(self._last_key) is self._last_bucket
+
+
+class Unsure:
+    """How long messages of one deadline must queue behind some whose age was not known.
+
+    Ages become known with the first heartbeats of a link. A message that is known to be old would
+    overtake those of its own publisher that were taken for new. All routes with the same deadline
+    share this, so that it outlives a route that is made anew.
+    """
+
+    __slots__ = ("until_ns",)
+
+    def __init__(self, until_ns: int = 0) -> None:
+        self.until_ns = until_ns
+        """Latest deadline of a run whose age was not known: none of its successors may be due before."""

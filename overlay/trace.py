@@ -20,7 +20,7 @@ below a threshold. So the next sampled sequence of a publisher follows from the 
 additions, and all other messages cost a node one comparison with it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from struct import Struct
@@ -28,7 +28,9 @@ from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
 import msgpack
+from librt.strings import BytesWriter
 
+from overlay.batch import SAMPLING_MASK, SAMPLING_STEP
 from overlay.errors import OverlayError, show
 from overlay.limits import KIB, MIB, MILLISECOND_NS
 from overlay.qos import TopicQos
@@ -43,6 +45,10 @@ LOG_MAX_BYTES: Final = 16 * MIB
 PEERS_MAX: Final = 65_535
 """Peer ids have 16 bits; 0 stands for none or unknown."""
 UNKNOWN_SLACK: Final = -(2**63)
+
+
+_NUMBER_LIMIT: Final = 2**63
+"""Readers keep numbers in 64 bits with a sign."""
 
 
 class TraceError(OverlayError):
@@ -236,6 +242,8 @@ class SegmentHeader:
             assert isinstance(wanted, type | tuple)
             if isinstance(value, bool) or not isinstance(value, wanted):
                 raise TraceError(f"segment header has {field.name} {show(value)}, which has the wrong type")
+            if isinstance(value, int) and not 0 <= value < _NUMBER_LIMIT:
+                raise TraceError(f"segment header has {field.name} {value}, which nothing reaches")
             known[field.name] = value
         return cls(**known), end
 
@@ -288,20 +296,36 @@ def encode_peer(peer: int, name: str) -> bytes:
 
 def decode_topic(payload: bytes) -> TopicEntry:
     """Read a topic block; raises TraceError."""
-    values = _unpack_map(payload)
-    try:
-        return TopicEntry(**{name: values[name] for name in TopicEntry._fields})
-    except KeyError as missing:
-        raise TraceError(f"topic entry without {missing}") from None
+    entry = TopicEntry(**_fields_of("topic", payload, TopicEntry._fields))
+    _check_entry("topic", entry.topic, entry.name)
+    for number in (entry.deadline_ns, entry.loss_tolerance, entry.period_ns):
+        if number is not None and not _is_number(number):
+            raise TraceError(f"topic entry has {show(number)} where a number belongs")
+    return entry
 
 
 def decode_peer(payload: bytes) -> PeerEntry:
     """Read a peer block; raises TraceError."""
+    entry = PeerEntry(**_fields_of("peer", payload, PeerEntry._fields))
+    _check_entry("peer", entry.peer, entry.name)
+    return entry
+
+
+def _fields_of(kind: str, payload: bytes, names: Sequence[str]) -> dict[str, Any]:
     values = _unpack_map(payload)
     try:
-        return PeerEntry(**{name: values[name] for name in PeerEntry._fields})
+        return {name: values[name] for name in names}
     except KeyError as missing:
-        raise TraceError(f"peer entry without {missing}") from None
+        raise TraceError(f"{kind} entry without {missing}") from None
+
+
+def _check_entry(kind: str, number: object, name: object) -> None:
+    if not _is_number(number) or not isinstance(name, str):
+        raise TraceError(f"{kind} entry has number {show(number)} and name {show(name)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBER_LIMIT
 
 
 def read_blocks(data: bytes, offset: int) -> Iterator[Block | int]:
@@ -347,12 +371,7 @@ def _unpack_map(packed: bytes) -> dict[str, Any]:
 
 # Sampling
 
-_MODULUS: Final = 0x8000_0000
-SAMPLING_MASK: Final = 0x7FFF_FFFF
-SAMPLING_STEP: Final = 0x4F1B_BCDD
-"""2^31 divided by the golden ratio: neighbouring sequences fall far apart.
-
-With 31 bits no product exceeds what a compiled node multiplies in one instruction."""
+_MODULUS: Final = SAMPLING_MASK + 1
 
 
 class Sampling:
@@ -368,8 +387,8 @@ class Sampling:
         self.threshold = min(round(rate * _MODULUS), _MODULUS)
 
     def is_sampled(self, publisher: int, sequence: int) -> bool:
-        """Whether all nodes trace this message."""
-        return (publisher + sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
+        """Whether all nodes trace this message. Publishers' ids are random, so half of one will do."""
+        return ((publisher >> 32) + sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
 
 
 class TraceLog:
@@ -377,22 +396,23 @@ class TraceLog:
 
     __slots__ = (
         "_all_tables",
-        "_buffer",
-        "_limit_bytes",
         "_lost",
         "_peers",
-        "_recorded",
+        "_taken_records",
         "_taken_tables",
         "_topics",
+        "buffer",
+        "limit_bytes",
         "sampling",
     )
 
     def __init__(self, sampling: Sampling, limit_bytes: int = LOG_MAX_BYTES) -> None:
         self.sampling = sampling
-        self._limit_bytes = limit_bytes
-        self._buffer = bytearray()
+        self.limit_bytes = limit_bytes
+        self.buffer = BytesWriter()
+        """Records that wait. A tracer writes them here itself while there is room."""
         self._lost = 0
-        self._recorded = 0
+        self._taken_records = 0
         self._topics: dict[int, tuple[str, TopicQos]] = {}
         self._peers: dict[str, int] = {}
         self._all_tables = bytearray()
@@ -401,7 +421,7 @@ class TraceLog:
     @property
     def recorded(self) -> int:
         """Records since the start."""
-        return self._recorded
+        return self._taken_records + len(self.buffer) // RECORD_BYTES
 
     @property
     def lost(self) -> int:
@@ -411,7 +431,7 @@ class TraceLog:
     @property
     def waiting_bytes(self) -> int:
         """Size of what waits to be written."""
-        return len(self._buffer)
+        return len(self.buffer)
 
     def define_topic(self, topic: int, name: str, qos: TopicQos) -> None:
         """Say what a topic id stands for; again when its quality of service is learnt or changes."""
@@ -470,21 +490,25 @@ class TraceLog:
 
     def append(self, record: bytes) -> None:
         """Write down a record as packed by `RECORD`."""
-        if len(self._buffer) >= self._limit_bytes:
-            self._lost += 1
+        if len(self.buffer) >= self.limit_bytes:
+            self.lose()
             return
-        self._recorded += 1
-        self._buffer += record
+        self.buffer.write(record)
 
-    def take(self) -> tuple[bytes, bytearray]:
+    def lose(self) -> None:
+        """A record found no room."""
+        self._lost += 1
+
+    def take(self) -> tuple[bytes, bytes]:
         """All that waits: blocks of new table entries, and records without a block around them yet.
 
-        Nothing large is copied or summed up here: that is for whoever writes, off the hot path.
+        Nothing is summed up here: that is for whoever writes, off the hot path.
         """
         tables = bytes(self._all_tables[self._taken_tables :])
         self._taken_tables = len(self._all_tables)
-        records = self._buffer
-        self._buffer = bytearray()
+        records = self.buffer.getvalue()
+        self.buffer.truncate(0)
+        self._taken_records += len(records) // RECORD_BYTES
         return tables, records
 
     def tables(self) -> bytes:

@@ -1,36 +1,37 @@
 """Recording messages that pass a node: which of a frame are sampled, when they came, when they left.
 
-A core that traces asks `Tracer.admit` for the `Passage` of each data frame: None if no message of
-it is sampled, and nothing more happens then. Runs cut from a frame carry its passage and where
-their sampled messages are, if they have any (`overlay.batch.cut_run`). What leaves is recorded by
-the outbox at the moment the run goes into a frame for the socket, so the record has both times
-and there is one per link.
+`overlay.batch.check_messages` finds the sampled messages of a frame. For a frame that has some, a core
+asks `Tracer.admit` for its `Passage`; for any other nothing more happens. Runs cut from a frame carry
+its passage and where their sampled messages are, if they have any (`overlay.batch.cut_run`). What
+leaves is recorded by the outbox at the moment the run goes into a frame for the socket, so the record
+has both times and there is one per link.
 
-Without tracing a core pays for one comparison per frame and per run.
+What a message costs that is not sampled is one word read, multiplied and compared. A record is written
+field by field into the log's buffer, because compiled that is machine code and `struct` is not.
 """
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import read_i64_le
+from librt.strings import BytesWriter, read_i64_le, write_i32_le, write_i64_le
 
 from overlay.batch import (
-    BATCH_HEADER_BYTES,
     BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
     PUBLISHER_OFFSET,
+    SAMPLED_WORD_OFFSET,
+    SAMPLING_MASK,
+    SAMPLING_STEP,
     SEQUENCE_OFFSET,
     U32,
     Passage,
     Run,
 )
+from overlay.delay import age_bound_ns, link_bound_ns
+from overlay.limits import DRIFT_PPM
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.qos import TopicQos
 from overlay.trace import (
-    RECORD,
-    SAMPLING_MASK,
-    SAMPLING_STEP,
     UNKNOWN_SLACK,
     Event,
     Reason,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 ARRIVALS_MAX: Final = 65_536
 """Sampled messages whose arrival an ingress edge remembers, in case it sends them again."""
 
+_I32_MAX: Final = 2**31 - 1
+_U32_VALUES: Final = 2**32
 _RECEIVED: Final = int(Event.RECEIVED)
 _DISPATCHED: Final = int(Event.DISPATCHED)
 _DUPLICATE: Final = int(Event.DUPLICATE)
@@ -51,22 +54,18 @@ _RESENT: Final = int(Reason.RESENT)
 
 
 def sampled_offsets(data: bytes, first: int, threshold: int) -> list[int]:
-    """Where the sampled messages of some neighbouring ones start; `overlay.trace.Sampling` for many.
+    """Where the sampled messages of some neighbouring ones start; as `overlay.batch.check_messages`.
 
     Nothing is assumed of the bytes but that they are there: a frame may not have been checked yet.
     """
     found: list[int] = []
     offset: i64 = first
     last_start: i64 = len(data) - MESSAGE_HEADER_BYTES
-    mask: i64 = SAMPLING_MASK
-    step: i64 = SAMPLING_STEP
     below: i64 = threshold
     while offset <= last_start:
-        publisher: i64 = read_i64_le(data, offset + PUBLISHER_OFFSET)
-        sequence: i64 = read_i64_le(data, offset + SEQUENCE_OFFSET)
-        # Masked before they are added, so that nothing exceeds 64 bits.
-        place: i64 = (((publisher & mask) + (sequence & mask)) & mask) * step
-        if place & mask < below:
+        word: i64 = read_i64_le(data, offset + SAMPLED_WORD_OFFSET)
+        place: i64 = (((word & SAMPLING_MASK) + (word >> 32 & SAMPLING_MASK)) & SAMPLING_MASK) * SAMPLING_STEP
+        if place & SAMPLING_MASK < below:
             found.append(offset)
         length: i64 = read_i64_le(data, offset + LENGTH_WORD_OFFSET) >> 32
         offset += MESSAGE_HEADER_BYTES + (length & U32)
@@ -76,13 +75,17 @@ def sampled_offsets(data: bytes, first: int, threshold: int) -> list[int]:
 class Tracer:
     """Records the sampled messages of one node."""
 
-    __slots__ = ("_arrivals", "_deadlines_ns", "_threshold", "log")
+    __slots__ = ("_arrivals", "_buffer", "_deadlines_ns", "_drift_ppm", "_limit_bytes", "log", "threshold")
 
-    def __init__(self, log: TraceLog) -> None:
+    def __init__(self, log: TraceLog, drift_ppm: int = DRIFT_PPM) -> None:
         self.log = log
-        self._threshold = log.sampling.threshold
+        self.threshold = log.sampling.threshold
+        """What `check_messages` finds sampled messages by."""
+        self._buffer: BytesWriter = log.buffer
+        self._limit_bytes = log.limit_bytes
+        self._drift_ppm = drift_ppm
         self._deadlines_ns: dict[int, int] = {}
-        self._arrivals: OrderedDict[tuple[int, int], Passage] = OrderedDict()
+        self._arrivals: dict[tuple[int, int], Passage] = {}
 
     def define_topic(self, topic_id: int, name: str, qos: TopicQos) -> None:
         """Say what a topic id stands for; again when its quality of service changes."""
@@ -93,12 +96,21 @@ class Tracer:
         """For the outbox of a peer, by the peer's bare node name."""
         return LinkTrace(self, self.log.peer(peer), event)
 
-    def admit(self, body: bytes, peer: str, clock_shift_ns: int, now_ns: int) -> Passage | None:
-        """A data frame came; `clock_shift_ns` is that of its messages here. None if none is sampled."""
-        offsets = sampled_offsets(body, BATCH_HEADER_BYTES, self._threshold)
-        if not offsets:
-            return None
-        return Passage(offsets, now_ns, self.log.peer(peer) if peer else 0, clock_shift_ns)
+    def admit(
+        self,
+        offsets: list[int],
+        peer: str,
+        clock_shift_ns: int,
+        now_ns: int,
+        sent_ns: int = 0,
+        link_shift_ns: int = UNKNOWN_CLOCK_SHIFT,
+    ) -> Passage:
+        """A data frame with sampled messages came; `clock_shift_ns` is that of its messages here.
+
+        `sent_ns` is when its sender says it left, `link_shift_ns` what is known of that clock.
+        """
+        bound_ns = link_bound_ns(sent_ns, link_shift_ns, now_ns, self._drift_ppm)
+        return Passage(offsets, now_ns, self.log.peer(peer) if peer else 0, clock_shift_ns, bound_ns)
 
     def publish(self, run: Run, now_ns: int) -> None:
         """Messages start their way at this node."""
@@ -110,7 +122,7 @@ class Tracer:
         for offset in came.offsets:
             arrivals[_name_of(data, offset)] = came
         while len(arrivals) > ARRIVALS_MAX:
-            arrivals.popitem(last=False)
+            del arrivals[next(iter(arrivals))]  # the oldest
 
     def send_again(self, run: Run) -> None:
         """A run is made of messages that came at different times, some while ago."""
@@ -143,7 +155,7 @@ class Tracer:
         self.message(_DROPPED if reason else _DUPLICATE, reason, data, offset, came, now_ns)
 
     def _mark(self, run: Run, in_ns: int, clock_shift_ns: int) -> None:
-        offsets = sampled_offsets(run.data, 0, self._threshold)
+        offsets = sampled_offsets(run.data, 0, self.threshold)
         if offsets:
             run.came = Passage(offsets, in_ns, 0, clock_shift_ns)
             run.traced = offsets
@@ -155,7 +167,7 @@ class Tracer:
             return
         passed: set[tuple[int, int]] = set()
         if kept is not None:
-            kept.traced = sampled_offsets(kept.data, 0, self._threshold)
+            kept.traced = sampled_offsets(kept.data, 0, self.threshold)
             if kept.traced:
                 kept.came = came
             passed = {_name_of(kept.data, offset) for offset in kept.traced}
@@ -173,32 +185,36 @@ class Tracer:
         if not came.in_ns:
             came = self._arrivals.get((publisher, sequence), came)
             reason = reason or _RESENT
+        if len(self._buffer) >= self._limit_bytes:
+            self.log.lose()
+            return
         in_ns = came.in_ns
         deadline_ns = self._deadlines_ns.get(topic_id, 0)
         age_ns = 0
         slack_ns = UNKNOWN_SLACK
         if born_ns and in_ns and came.clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
-            age_ns = max(1, in_ns - born_ns + came.clock_shift_ns)
+            age_ns = age_bound_ns(max(0, in_ns - born_ns + came.clock_shift_ns), self._drift_ppm)
             if deadline_ns:
                 slack_ns = deadline_ns - age_ns
-        self.log.append(
-            RECORD.pack(
-                event,
-                reason,
-                came.peer_in,
-                peer_out,
-                topic_id,
-                publisher,
-                sequence,
-                born_ns,
-                in_ns,
-                out_ns,
-                age_ns,
-                0,
-                slack_ns,
-                deadline_ns,
-            )
-        )
+        # As `overlay.trace.RECORD` has it.
+        buffer = self._buffer
+        buffer.append(event)
+        buffer.append(reason)
+        buffer.append(came.peer_in & 255)
+        buffer.append(came.peer_in >> 8)
+        buffer.append(peer_out & 255)
+        buffer.append(peer_out >> 8)
+        signed_topic: int = topic_id if topic_id <= _I32_MAX else topic_id - _U32_VALUES
+        write_i32_le(buffer, signed_topic)
+        write_i64_le(buffer, publisher)
+        write_i64_le(buffer, sequence)
+        write_i64_le(buffer, born_ns)
+        write_i64_le(buffer, in_ns)
+        write_i64_le(buffer, out_ns)
+        write_i64_le(buffer, age_ns)
+        write_i64_le(buffer, came.link_bound_ns)
+        write_i64_le(buffer, slack_ns)
+        write_i64_le(buffer, deadline_ns)
 
 
 class LinkTrace:

@@ -20,21 +20,6 @@ _CLASS_LIMITS_NS: Final = tuple(
 )
 
 
-class Unsure:
-    """How long messages of one deadline must queue behind some whose age was not known.
-
-    Ages become known with the first heartbeats of a link. A message that is known to be old would
-    overtake those of its own publisher that were taken for new. All routes with the same deadline
-    share this, so that it outlives a route that is made anew.
-    """
-
-    __slots__ = ("until_ns",)
-
-    def __init__(self, until_ns: int = 0) -> None:
-        self.until_ns = until_ns
-        """Latest deadline of a run whose age was not known: none of its successors may be due before."""
-
-
 def deadline_ns(qos: TopicQos) -> int:
     """The topic's deadline, or the one it is treated as having."""
     return NO_DEADLINE_NS if qos.deadline_ns is None else qos.deadline_ns

@@ -80,7 +80,8 @@ class RoutingBroker:
         self.config = config
         self.id = config.id
         self._recorder = open_recorder(config.tracing, self.id, Role.ROUTER)
-        self.core = RouterCore(Mode(config.mode), config.delays, tracer_of(self._recorder))
+        tracer = tracer_of(self._recorder, config.clock_drift_ppm)
+        self.core = RouterCore(Mode(config.mode), config.delays, tracer)
         self.session = Session(
             config.zookeeper,
             config.chroot,
@@ -93,6 +94,7 @@ class RoutingBroker:
         self.hub: Hub
         self.locator = ""
         self.http = ""
+        self._proxy = Locator.parse(config.proxy) if config.proxy else None
         self._operations = OperationsServer(self.status, self.missing, self._metrics)
         self._background = Background()
         self._links: dict[str, Link] = {}
@@ -384,7 +386,7 @@ class RoutingBroker:
             dialer = self._dialers.get(record.id)
             if dialer is None:
                 link = self._router_link(record.id)
-                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator))
+                self._dialers[record.id] = self.hub.dial(link, Locator.parse(record.locator), self._proxy)
             else:
                 dialer.locator = Locator.parse(record.locator)
 

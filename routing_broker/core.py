@@ -44,6 +44,7 @@ from overlay.batch import (
     BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
+    NOTHING_SAMPLED,
     U32,
     BatchHeader,
     Passage,
@@ -59,11 +60,11 @@ from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, UNROUTED_MAX_BYTES, UNROUT
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
-from overlay.schedule import BUCKET_SHIFT
+from overlay.schedule import BUCKET_SHIFT, Unsure
 from overlay.shedding import Hop, crash_losses, shares_of
 from overlay.trace import Event
-from overlay.tracer import Tracer, reason_named
-from overlay.urgency import Unsure, deadline_ns
+from overlay.tracer import Tracer, reason_named, sampled_offsets
+from overlay.urgency import deadline_ns
 from routing_broker.backup import BackupBuffer, Kept, to_ranges
 from routing_broker.mode import Mode
 from routing_broker.model import (
@@ -91,6 +92,7 @@ class RouterCore:
         self, mode: Mode = Mode.FRAME, delays: Delays | None = None, tracer: Tracer | None = None
     ) -> None:
         self._tracer = tracer
+        self._sampled_below = NOTHING_SAMPLED if tracer is None else tracer.threshold
         self._mode = mode
         self._delays = delays or NO_DELAYS
         self._least_ns: dict[str, int] = {}
@@ -249,10 +251,12 @@ class RouterCore:
         number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
-        check_messages(body, header.messages)
+        sampled = check_messages(body, header.messages, self._sampled_below)
         onward = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
-        if self._tracer is not None and came is None:
-            came = self._tracer.admit(body, source.name, onward.clock_shift_ns, now_ns)
+        if sampled is not None and came is None and self._tracer is not None:
+            came = self._tracer.admit(
+                sampled, source.name, onward.clock_shift_ns, now_ns, header.sent_ns, clock_shift_ns
+            )
         routes = source.routes
         touched: set[Peer] = set()
         run_route: Route | None = None
@@ -376,9 +380,10 @@ class RouterCore:
         header = decode_batch_header(body)
         came: Passage | None = None
         if self._tracer is not None:
-            shift_ns = add_shifts(header.clock_shift_ns, clock_shift_ns)
-            came = self._tracer.admit(body, router, shift_ns, now_ns)
-            if came is not None:
+            sampled = sampled_offsets(body, BATCH_HEADER_BYTES, self._sampled_below)
+            if sampled:
+                shift_ns = add_shifts(header.clock_shift_ns, clock_shift_ns)
+                came = self._tracer.admit(sampled, router, shift_ns, now_ns, header.sent_ns, clock_shift_ns)
                 self._tracer.frame(int(Event.RECEIVED), body, came, 0)
         self._kept[router].keep(number, Kept(body, clock_shift_ns, header.messages, came))
         return header.messages

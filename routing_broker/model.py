@@ -8,8 +8,8 @@ from typing import NamedTuple
 from overlay.batch import BatchHeader, Run
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
+from overlay.schedule import Unsure
 from overlay.shedding import Shares, Shedder
-from overlay.urgency import Unsure
 
 
 class DropReason(StrEnum):

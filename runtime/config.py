@@ -69,6 +69,8 @@ class BrokerConfig:
     heartbeat_ms: float = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
     silence_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
     drain_timeout_s: float = 10.0
+    proxy: str = ""
+    """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
     failover_ms: float = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
     """How long edges may take to turn to the backup: what loss tolerances are checked against."""
     subscriber_delay_ms: float = 0.0
@@ -161,8 +163,8 @@ class BrokerConfig:
         if self.log_level.lower() not in {"debug", "info", "warning", "error"}:
             raise ConfigurationError(f"log_level is {self.log_level!r}: use debug, info, warning or error")
         try:
-            if self.advertise:
-                Locator.parse(self.advertise)
+            for locator in filter(None, (self.advertise, self.proxy)):
+                Locator.parse(locator)
             if self.id:
                 check_name("broker", self.id)
         except InvalidNameError as error:
@@ -179,8 +181,6 @@ class EdgeConfig(BrokerConfig):
     """File with the rules of what clients may do (runtime/access.py); all others are turned away."""
     tokens: str = ""
     """File with the tokens of clients that have no certificate; `isthmus token` keeps it."""
-    proxy: str = ""
-    """An HTTP proxy (host:port) to reach routing brokers through, by CONNECT."""
     paths: str = Policy.SINGLE
     """Ways that messages with a deadline take to other LANs, unless their topic says: single (by routing
     broker), both (also straight to the other edge) or adaptive."""
@@ -217,8 +217,6 @@ class EdgeConfig(BrokerConfig):
             )
         try:
             check_name("LAN", self.lan)
-            if self.proxy:
-                Locator.parse(self.proxy)
         except InvalidNameError as error:
             raise ConfigurationError(str(error)) from error
 

@@ -127,8 +127,8 @@ class Connection(asyncio.Protocol):
                 if not frames:
                     return
                 self._handle_handshake(*frames[0])
-            if self._state is State.OPEN:
-                for kind, body in self._reader.take_frames():
+            while self._state is State.OPEN and (taken := self._reader.take_frames()):
+                for kind, body in taken:
                     self._handle_frame(kind, body)
                     if not self.is_open:
                         return

@@ -8,7 +8,9 @@ cost little.
 import asyncio
 import contextlib
 import logging
+import os
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -48,6 +50,9 @@ CLIENT_HEARTBEAT_NS: Final = 200 * MILLISECOND_NS
 CLIENT_SILENCE_NS: Final = 2 * SECOND_NS
 _ACCEPTING_TURNS: Final = 3
 """Loop turns after which asyncio has told us of a socket it had accepted before the server closed."""
+_ACCEPTED_AT_A_TIME: Final = 16
+"""Connections accepted in one turn of the loop: a crowd at the door must not keep messages waiting."""
+_WAITING_MOST: Final = 1024
 _BACK_OFF_FIRST_S: Final = 0.02
 BACK_OFF_MOST_S: Final = 1.0
 _ABSENT: Final = object()
@@ -162,7 +167,11 @@ class Hub:
 
     async def listen(self, host: str, port: int) -> Locator:
         """Accept connections; returns where."""
-        self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._server = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=_ACCEPTED_AT_A_TIME
+        )
+        for listening in self._server.sockets:
+            _lengthen_queue(listening.fileno())
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
         return Locator(bound_host, bound_port)
 
@@ -468,6 +477,13 @@ class Dialer:
             self._connection = None
         self.last_error = f"{target}: {reason}: {detail}"
         return link.connects > connects_before
+
+
+def _lengthen_queue(listening: int) -> None:
+    """Let more connections wait in the kernel than asyncio accepts in one turn, which are one to it."""
+    if listening >= 0:
+        with socket.socket(fileno=os.dup(listening)) as twin:
+            twin.listen(_WAITING_MOST)
 
 
 def _check_certificate(role: Role, node: str, certificate: CertificateName | None) -> None:

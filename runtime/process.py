@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -35,6 +36,7 @@ async def serve(service: Service, *, started: Callable[[], None] | None = None) 
     """Run a service until SIGTERM or SIGINT: the first one drains, a second one ends at once."""
     # ZooKeeper's client has threads of its own: messages should not wait long for them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _raise_file_limit()
     garbage = Garbage()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -63,6 +65,13 @@ async def serve(service: Service, *, started: Callable[[], None] | None = None) 
         await service.close()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def _raise_file_limit() -> None:
+    """Every connection is an open file, and the usual limit of 1,024 is for programs that use select."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _first_of(*work: Coroutine[Any, Any, object]) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from overlay.limits import MIB, SECOND_NS
+from overlay.limits import DRIFT_PPM, MIB, SECOND_NS
 from overlay.trace import (
     RECORD_BYTES,
     BlockKind,
@@ -92,7 +92,7 @@ class _Chunk:
     new_tables: bytes
     all_tables: bytes
     """Written instead if this chunk starts a segment."""
-    records: bytearray
+    records: bytes
     now_ns: int
     lost_records: int
     close: bool
@@ -362,9 +362,9 @@ def open_recorder(
     return None if settings is None else TraceRecorder.here(settings, node, role, lan)
 
 
-def tracer_of(recorder: TraceRecorder | None) -> Tracer | None:
-    """What a core records with."""
-    return None if recorder is None else Tracer(recorder.log)
+def tracer_of(recorder: TraceRecorder | None, drift_ppm: int = DRIFT_PPM) -> Tracer | None:
+    """What a core records with; `drift_ppm` is the most that this node's clock drifts."""
+    return None if recorder is None else Tracer(recorder.log, drift_ppm)
 
 
 def file_name_of(node: str) -> str:

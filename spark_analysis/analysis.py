@@ -21,6 +21,8 @@ TABLE_MAX_ROWS: Final = 100_000
 SLOWEST: Final = 20
 """Deliveries whose whole way is shown."""
 VIOLATIONS_SHOWN: Final = 100
+LATE_EXAMINED: Final = 300_000
+"""Late deliveries whose whole way is walked to see where they lost their time; a sample if there are more."""
 TIMELINE_BINS: Final = 240
 TIMELINE_BIN_MIN_US: Final = 100_000
 
@@ -95,31 +97,40 @@ def _analyse(
         return kept[-1]
 
     sampling = min((row["sampling"] for row in segments if row["sampling"] is not None), default=1.0)
+    bin_us = timeline_bin_us(clocks)
     publishers = keep(journeys.publishers(rows))
-    messages = keep(journeys.messages(rows, publishers))
-    numbered = None if sampling >= 1 else summaries.number_messages(messages)
-    streams = keep(summaries.streams(journeys.deliveries(rows, messages, publishers), numbered))
+    partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
+    gathered = keep(journeys.gather(rows, publishers, partitions))
+    numbered = None if sampling >= 1 else summaries.number_messages(gathered)
+    streams = keep(summaries.streams(journeys.deliveries(gathered), numbered))
     progress("topics")
-    topics = collector.collect("topics", summaries.topics(streams, messages))
-    ages = collector.collect("ages", summaries.ages(streams))
-    collector.collect("lans", summaries.lans(streams))
-    collector.collect("drops", summaries.drops(rows))
+    counted = keep(summaries.delivery_histogram(streams))
+    topics = collector.collect("topics", summaries.topics(summaries.published(gathered), counted, streams))
+    ages = collector.collect("ages", summaries.ages(counted))
+    collector.collect("lans", summaries.lans(counted))
     progress("hops and links")
-    legs = keep(journeys.legs(rows, seen))
-    histogram = keep(summaries.leg_histogram(legs))
+    histogram = keep(summaries.leg_histogram(journeys.legs(gathered, seen)))
     hops = collector.collect("hops", summaries.hops(histogram))
-    links = collector.collect("links", summaries.links(histogram, legs))
+    links = collector.collect("links", summaries.links(histogram))
     collector.collect("nodes", summaries.node_waits(histogram, seen))
     collector.collect("hop_histogram", _plot_histogram(histogram))
     progress("late and slow messages")
+    late_count = sum((row["judged"] or 0) - (row["in_time"] or 0) for row in topics)
     late = streams.where("NOT in_time")
-    collector.collect("blame", summaries.blame(journeys.paths(late, legs), histogram))
+    if late_count > LATE_EXAMINED:
+        collector.cut.append(
+            f"of {late_count:,} late deliveries only about {LATE_EXAMINED:,} were asked where they lost "
+            "their time"
+        )
+        late = late.sample(fraction=LATE_EXAMINED / late_count, seed=1)
+    collector.collect("blame", summaries.blame(journeys.paths(late, gathered, seen), histogram))
     slowest = streams.where("age_ns IS NOT NULL").orderBy(sf.desc("age_ns")).limit(SLOWEST)
-    collector.collect("slowest", _show_paths(journeys.paths(slowest, legs)))
-    collector.collect("violations", _violations(messages))
+    collector.collect("slowest", _show_paths(journeys.paths(keep(slowest), gathered, seen)))
+    collector.collect("violations", _violations(gathered))
     progress("time line and outages")
-    bin_us = timeline_bin_us(clocks)
-    collector.collect("timeline", summaries.timeline(streams, rows, bin_us))
+    troubles = keep(summaries.trouble(rows, bin_us))
+    collector.collect("drops", summaries.drops(troubles))
+    collector.collect("timeline", summaries.timeline(streams, troubles, bin_us))
     found, carriers = _outages(session, rows, streams, collector)
     problems = find_problems(segments, clocks, links, topics, shipment.set_aside) + collector.cut
     return Analysis(
@@ -165,7 +176,7 @@ def _plot_histogram(histogram: DataFrame) -> DataFrame:
     """Per hop, counts in coarse buckets: ten to a decade."""
     decade_tenth = sf.floor(sf.log10(sf.greatest(middle_ns(sf.col("bucket")), sf.lit(1.0))) * 10)
     return (
-        summaries.name_hops(histogram)
+        summaries.name_hops(histogram.where("kind IN ('queue', 'link')"))
         .groupBy("place", "hop", "kind", decade_tenth.cast("int").alias("tenth"))
         .agg(sf.sum("count").alias("count"))
         .orderBy("place", "hop", "tenth")
@@ -203,11 +214,11 @@ def _show_paths(walked: DataFrame) -> DataFrame:
     )
 
 
-def _violations(messages: DataFrame) -> DataFrame:
+def _violations(gathered: DataFrame) -> DataFrame:
     """Messages that were older than a node believed, the worst first."""
     error_ns = sf.col("born_after_ns") - sf.col("published_ns")
     return (
-        messages.where(error_ns > 0)
+        gathered.where(sf.col("first") & (error_ns > 0))
         .select(
             "topic",
             sf.lower(sf.hex("publisher")).alias("publisher"),

@@ -1,6 +1,6 @@
 """From rows of single nodes to messages, legs and deliveries.
 
-    message    what is known of one (publisher, sequence) at all nodes together
+    message    what is known of one (publisher, sequence) at all nodes together (`gather`)
     leg        one message between two nodes: how long it waited at `from_node` before it was sent
                to `to_node`, and how long it was on the way
     delivery   one message at one subscriber, with its age
@@ -12,7 +12,7 @@ is the subscriber's, the true age is known; elsewhere the age bound stands for i
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
 PATH_LEGS_MAX: Final = 5
@@ -34,28 +34,58 @@ def publishers(rows: DataFrame) -> DataFrame:
     )
 
 
-def messages(rows: DataFrame, known_publishers: DataFrame) -> DataFrame:
-    """One row per message: when it was published, and what the nodes on its publisher's host proved.
+def gather(rows: DataFrame, known_publishers: DataFrame, partitions: int) -> DataFrame:
+    """All rows of a publisher in one partition, those of a message side by side: the one great shuffle.
 
-    A bound says that the message was born no earlier than `in_ns - age_bound_ns`. On one clock the
-    latest of these claims, `born_after_ns`, must not be after the time it was published.
+    Whatever is asked of messages, legs, deliveries or streams afterwards finds its rows together. Each
+    row knows of its message `published_ns`, and what the nodes on its publisher's host proved: a bound
+    says that the message was born no earlier than `in_ns - age_bound_ns`; on one clock the latest of
+    these claims, `born_after_ns`, must not be after the time it was published. One row of each
+    message is its `first`.
     """
     same_host = sf.col("host") == sf.col("publisher_host")
     bounded = same_host & sf.col("age_bound_ns").isNotNull() & sf.col("in_ns").isNotNull()
+    of_message = Window.partitionBy("publisher", "sequence").orderBy("in_ns")
+    whole = of_message.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     return (
-        rows.join(sf.broadcast(known_publishers.select("publisher", "publisher_host")), "publisher", "left")
-        .groupBy("topic", "publisher", "sequence")
-        .agg(
-            sf.min(sf.when(sf.expr(_IS_PUBLISHED), sf.col("in_ns"))).alias("published_ns"),
-            sf.max(sf.when(bounded, sf.col("in_ns") - sf.col("age_bound_ns"))).alias("born_after_ns"),
-            sf.count(sf.when(bounded, sf.lit(1))).alias("bounds_checked"),
-            sf.count(sf.when(sf.col("event") == "duplicate", sf.lit(1))).alias("duplicates"),
-            sf.count(sf.when(sf.col("event") == "dropped", sf.lit(1))).alias("dropped"),
-        )
+        rows.select(*_GATHERED)
+        .withColumn("is_published", sf.expr(_IS_PUBLISHED))
+        .drop("role")
+        .repartition(partitions, "publisher")
+        .sortWithinPartitions("publisher", "sequence", "in_ns")
+        .join(sf.broadcast(known_publishers), "publisher", "left")
+        .withColumn("claim_ns", sf.when(bounded, sf.col("in_ns") - sf.col("age_bound_ns")))
+        .withColumn("published_ns", sf.min(sf.when(sf.col("is_published"), sf.col("in_ns"))).over(whole))
+        .withColumn("born_after_ns", sf.max("claim_ns").over(whole))
+        .withColumn("first", sf.row_number().over(of_message) == 1)
+        .drop("is_published")
     )
 
 
-def legs(rows: DataFrame, nodes: DataFrame) -> DataFrame:
+_GATHERED: Final = (
+    "publisher",
+    "sequence",
+    "topic",
+    "node",
+    "role",
+    "lan",
+    "host",
+    "event",
+    "reason",
+    "peer_in",
+    "peer_out",
+    "at",
+    "in_ns",
+    "out_ns",
+    "age_bound_ns",
+    "link_bound_ns",
+    "deadline_ns",
+    "loss_tolerance",
+    "period_ns",
+)
+
+
+def legs(gathered: DataFrame, nodes: DataFrame) -> DataFrame:
     """One row per message and pair of nodes it went between.
 
     The sender's row tells when it left, the receiver's when it came. `link_ns` is exact on one
@@ -94,10 +124,10 @@ def legs(rows: DataFrame, nodes: DataFrame) -> DataFrame:
     has_come = sf.col("peer_in").isNotNull() & sf.col("in_ns").isNotNull()
     sides = sf.array(sf.when(has_left, sent), sf.when(has_come, arrived))
     paired = (
-        rows.select("topic", "publisher", "sequence", sf.explode(sides).alias("side"))
+        gathered.select("publisher", "sequence", sf.explode(sides).alias("side"))
         .where(sf.col("side").isNotNull())
-        .select("topic", "publisher", "sequence", "side.*")
-        .groupBy("topic", "publisher", "sequence", "from_node", "to_node")
+        .select("publisher", "sequence", "side.*")
+        .groupBy("publisher", "sequence", "from_node", "to_node")
         .agg(
             *(
                 sf.min(name).alias(name)
@@ -130,13 +160,11 @@ def _roles(nodes: DataFrame, side: str) -> DataFrame:
     )
 
 
-def deliveries(rows: DataFrame, all_messages: DataFrame, known_publishers: DataFrame) -> DataFrame:
+def deliveries(gathered: DataFrame) -> DataFrame:
     """One row per message and subscriber. `age_ns` is true if `exact`, else the bound, else null."""
     true_ns = sf.when(sf.col("host") == sf.col("publisher_host"), sf.col("in_ns") - sf.col("published_ns"))
     return (
-        rows.where("event = 'delivered'")
-        .join(all_messages.select("publisher", "sequence", "published_ns"), ["publisher", "sequence"])
-        .join(sf.broadcast(known_publishers), "publisher", "left")
+        gathered.where("event = 'delivered'")
         .withColumn("true_ns", true_ns)
         .select(
             "topic",
@@ -159,12 +187,18 @@ def deliveries(rows: DataFrame, all_messages: DataFrame, known_publishers: DataF
     )
 
 
-def paths(some_deliveries: DataFrame, all_legs: DataFrame) -> DataFrame:
-    """The legs each of these deliveries came by, in an array `path` from the subscriber backwards."""
+def paths(some_deliveries: DataFrame, gathered: DataFrame, nodes: DataFrame) -> DataFrame:
+    """The legs each of these deliveries came by, in an array `path` from the subscriber backwards.
+
+    There may be many messages, but only some deliveries: few enough to be sent to every worker.
+    """
     of_message = ["publisher", "sequence"]
-    gathered = (
-        all_legs.where("arrived_ns IS NOT NULL")
-        .join(some_deliveries.select(*of_message).distinct(), of_message, "left_semi")
+    theirs = gathered.join(
+        sf.broadcast(some_deliveries.select(*of_message).distinct()), of_message, "left_semi"
+    )
+    collected = (
+        legs(theirs, nodes)
+        .where("arrived_ns IS NOT NULL")
         .groupBy(*of_message)
         .agg(
             sf.collect_list(
@@ -175,7 +209,7 @@ def paths(some_deliveries: DataFrame, all_legs: DataFrame) -> DataFrame:
     steps = sf.sequence(sf.lit(2), sf.lit(PATH_LEGS_MAX))
     # One expression for all steps: a column per step would copy each into the next, twice as long every time.
     path = sf.aggregate(steps, sf.array(_leg_to(sf.col("subscriber"))), _walk_back)
-    return some_deliveries.join(gathered, of_message).withColumn("path", sf.array_compact(path)).drop("legs")
+    return some_deliveries.join(collected, of_message).withColumn("path", sf.array_compact(path)).drop("legs")
 
 
 def _walk_back(path: Column, _step: Column) -> Column:

@@ -34,7 +34,7 @@ ROWS_SCHEMA: Final = _schema(ROW_COLUMNS)
 SEGMENTS_SCHEMA: Final = _schema(SEGMENT_COLUMNS)
 
 SMALL_ROWS: Final = 300_000
-MEDIUM_ROWS: Final = 3_000_000
+PARTITION_ROWS: Final = 500_000
 QUIET: Final = f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
 """Errors only: Spark's warnings about host names and native libraries help nobody here."""
 
@@ -105,7 +105,8 @@ def settings_for(url: str) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError):  # the report tells of damaged files
             rows += pq.read_metadata(file).num_rows
     if rows > SMALL_ROWS:
-        return {} if rows > MEDIUM_ROWS else {"spark.sql.shuffle.partitions": "4"}
+        # So small that a few of them are sorted in memory at a time.
+        return {"spark.sql.shuffle.partitions": str(max(4, -(-rows // PARTITION_ROWS)))}
     return {
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.adaptive.enabled": "false",

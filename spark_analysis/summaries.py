@@ -3,7 +3,7 @@
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
-from spark_analysis.histograms import count_buckets, percentiles
+from spark_analysis.histograms import bucket_of, count_buckets, percentiles
 
 _STREAM = ("topic", "publisher", "subscriber")
 """What one subscriber gets of one publisher."""
@@ -39,40 +39,62 @@ def streams(deliveries: DataFrame, numbered: DataFrame | None) -> DataFrame:
     )
 
 
-def number_messages(messages: DataFrame) -> DataFrame:
+def number_messages(gathered: DataFrame) -> DataFrame:
     """Count the sampled messages of each publisher."""
     of_publisher = Window.partitionBy("publisher").orderBy("sequence")
-    return messages.select("publisher", "sequence", sf.row_number().over(of_publisher).alias("number"))
+    return gathered.where("first").select(
+        "publisher", "sequence", sf.row_number().over(of_publisher).alias("number")
+    )
 
 
-def topics(stream_rows: DataFrame, messages: DataFrame) -> DataFrame:
-    """Per topic: counts, age percentiles, deadline hits, losses against the tolerance."""
-    counts = stream_rows.groupBy("topic").agg(
-        sf.count(sf.lit(1)).alias("deliveries"),
+def published(gathered: DataFrame) -> DataFrame:
+    """Per topic, what is known of its messages, delivered or not."""
+    is_first = sf.col("first")
+    return gathered.groupBy("topic").agg(
+        sf.count_if(is_first).alias("messages"),
+        sf.count_if(sf.col("event") == "duplicate").alias("duplicates_dropped"),
+        sf.count_if(sf.col("event") == "dropped").alias("dropped"),
+        sf.count_if(is_first & (sf.col("born_after_ns") > sf.col("published_ns"))).alias("bound_violations"),
+        sf.count("claim_ns").alias("bounds_checked"),
+    )
+
+
+def delivery_histogram(stream_rows: DataFrame) -> DataFrame:
+    """Deliveries counted by topic, LANs and age, with all that topics and LANs are sums of."""
+    keys = ("topic", "publisher_lan", "subscriber_lan")
+    return stream_rows.groupBy(*keys, bucket_of(sf.col("age_ns")).alias("bucket")).agg(
+        sf.count(sf.lit(1)).alias("count"),
+        sf.max("age_ns").alias("max_ns"),
         sf.sum("lost_before").alias("lost"),
         sf.max("lost_before").alias("longest_loss_run"),
         sf.min("loss_tolerance").alias("loss_tolerance"),
-        (sf.min("deadline_ns") / 1e6).alias("deadline_ms"),
-        sf.count(sf.when(sf.col("in_time"), sf.lit(1))).alias("in_time"),
+        sf.min("deadline_ns").alias("deadline_ns"),
+        sf.count_if("in_time").alias("in_time"),
         sf.count("in_time").alias("judged"),
-        sf.count(sf.when(sf.col("slow"), sf.lit(1))).alias("slow"),
+        sf.count_if("slow").alias("slow"),
         sf.count("slow").alias("bounded"),
-        sf.count(sf.when(sf.col("age_ns").isNull(), sf.lit(1))).alias("age_unknown"),
-        sf.percentile_approx("bound_error_ns", 0.5, 1_000).alias("error_ns"),
     )
-    published = messages.groupBy("topic").agg(
-        sf.count(sf.lit(1)).alias("messages"),
-        sf.sum("duplicates").alias("duplicates_dropped"),
-        sf.sum("dropped").alias("dropped"),
-        sf.count(sf.when(sf.col("born_after_ns") > sf.col("published_ns"), sf.lit(1))).alias(
-            "bound_violations"
-        ),
-        sf.sum("bounds_checked").alias("bounds_checked"),
+
+
+def topics(messages: DataFrame, histogram: DataFrame, stream_rows: DataFrame) -> DataFrame:
+    """Per topic: counts, age percentiles, deadline hits, losses against the tolerance."""
+    counts = histogram.groupBy("topic").agg(
+        sf.sum("count").alias("deliveries"),
+        *(sf.sum(name).alias(name) for name in ("lost", "in_time", "judged", "slow", "bounded")),
+        sf.max("longest_loss_run").alias("longest_loss_run"),
+        sf.min("loss_tolerance").alias("loss_tolerance"),
+        (sf.min("deadline_ns") / 1e6).alias("deadline_ms"),
+        sf.sum(sf.when(sf.col("bucket").isNull(), sf.col("count")).otherwise(0)).alias("age_unknown"),
     )
-    ages = percentiles(count_buckets(stream_rows, ["topic"], "age_ns"), ["topic"]).drop("count")
+    of_topic = ["topic"]
+    found = percentiles(histogram.where("bucket IS NOT NULL"), of_topic).drop("count")
+    errors = percentiles(count_buckets(stream_rows, of_topic, "bound_error_ns"), of_topic).select(
+        "topic", sf.col("p50_ms").alias("bound_error_p50_ms")
+    )
     return (
-        published.join(counts, "topic", "left")
-        .join(ages, "topic", "left")
+        messages.join(counts, "topic", "left")
+        .join(found, "topic", "left")
+        .join(errors, "topic", "left")
         .withColumns(
             {
                 "deadline_hit_pct": share(
@@ -80,42 +102,53 @@ def topics(stream_rows: DataFrame, messages: DataFrame) -> DataFrame:
                 ),
                 "slow_pct": share(sf.col("slow"), sf.col("bounded")),
                 "within_tolerance": sf.col("longest_loss_run") <= sf.col("loss_tolerance"),
-                "bound_error_p50_ms": sf.col("error_ns") / 1e6,
             }
         )
-        .drop("error_ns", "bounded", "slow")
+        .drop("bounded", "slow")
         .orderBy("topic")
     )
 
 
-def ages(stream_rows: DataFrame) -> DataFrame:
+def ages(histogram: DataFrame) -> DataFrame:
     """Ages of all deliveries together."""
-    together = stream_rows.select(sf.lit("all").alias("what"), "age_ns")
-    return percentiles(count_buckets(together, ["what"], "age_ns"), ["what"])
-
-
-def observations(legs: DataFrame) -> DataFrame:
-    """Every wait in a node and every crossing of a link, as `kind` (queue or link) and `duration_ns`."""
-    # What is sent again after a failover had been sent before: its wait is that of a spare.
-    wait_ns = sf.when(sf.coalesce("resent", sf.lit(False)), None).otherwise(sf.col("wait_ns"))
-    both = sf.array(
-        sf.struct(sf.lit("queue").alias("kind"), wait_ns.alias("duration_ns")),
-        sf.struct(sf.lit("link").alias("kind"), sf.col("link_ns").alias("duration_ns")),
-    )
-    return legs.select(
-        "from_node", "to_node", "from_role", "to_role", "exact", sf.explode(both).alias("part")
-    ).select("from_node", "to_node", "from_role", "to_role", "exact", "part.kind", "part.duration_ns")
+    return percentiles(histogram.where("bucket IS NOT NULL").withColumn("what", sf.lit("all")), ["what"])
 
 
 def leg_histogram(legs: DataFrame) -> DataFrame:
-    """Durations of all waits and crossings, counted; hops, links and nodes are sums of it."""
-    keys = ["kind", "from_node", "to_node", "from_role", "to_role", "exact"]
-    return count_buckets(observations(legs), keys, "duration_ns")
+    """All that is known of legs, counted in one pass; hops, links and nodes are sums of it.
+
+    By `kind`: `queue` and `link` are waits in a node and crossings, `bound` and `error` what was proven
+    of a crossing and how much more than the truth; the others only count: `pair` if both ends saw a
+    message, `never_arrived` and `never_sent` if one did not.
+    """
+    none = sf.lit(None).cast("long")
+    zero = sf.lit(0).cast("long")
+    # What is sent again after a failover had been sent before: its wait is that of a spare.
+    wait_ns = sf.when(sf.coalesce("resent", sf.lit(False)), none).otherwise(sf.col("wait_ns"))
+    is_sent, is_there = sf.col("sent_ns").isNotNull(), sf.col("arrived_ns").isNotNull()
+    kinds = {
+        "queue": wait_ns,
+        "link": sf.col("link_ns"),
+        "bound": sf.col("link_bound_ns"),
+        "error": sf.when(sf.col("exact"), sf.col("link_bound_ns") - sf.col("link_ns")),
+        "pair": sf.when(is_sent & is_there, zero),
+        "never_arrived": sf.when(~is_there, zero),
+        "never_sent": sf.when(~is_sent, zero),
+    }
+    parts = sf.array(
+        *(
+            sf.struct(sf.lit(kind).alias("kind"), duration_ns.alias("duration_ns"))
+            for kind, duration_ns in kinds.items()
+        )
+    )
+    places = ("from_node", "to_node", "from_role", "to_role", "exact")
+    observed = legs.select(*places, sf.inline(parts))
+    return count_buckets(observed, ["kind", *places], "duration_ns")
 
 
 def hops(histogram: DataFrame) -> DataFrame:
     """Per kind of hop on the way from publisher to subscriber."""
-    named = name_hops(histogram)
+    named = name_hops(histogram.where("kind IN ('queue', 'link')"))
     return percentiles(named, ["place", "hop", "kind"]).orderBy("place", "hop")
 
 
@@ -147,24 +180,29 @@ def name_hops(histogram: DataFrame) -> DataFrame:
     return histogram.withColumns({"place": place, "hop": hop})
 
 
-def links(histogram: DataFrame, legs: DataFrame) -> DataFrame:
+def links(histogram: DataFrame) -> DataFrame:
     """Per link: crossings, bounds, and messages that only one of its ends saw."""
-    crossings = percentiles(histogram.where("kind = 'link'"), ["from_node", "to_node"])
-    bounds = percentiles(
-        count_buckets(legs, ["from_node", "to_node"], "link_bound_ns"), ["from_node", "to_node"]
-    ).select("from_node", "to_node", sf.col("p99_ms").alias("bound_p99_ms"))
-    error_ns = sf.when(sf.col("exact"), sf.col("link_bound_ns") - sf.col("link_ns"))
-    ends = legs.groupBy("from_node", "to_node").agg(
-        sf.min(sf.col("exact") | sf.col("sent_ns").isNull() | sf.col("arrived_ns").isNull()).alias("exact"),
-        sf.count(sf.when(sf.col("arrived_ns").isNull(), sf.lit(1))).alias("never_arrived"),
-        sf.count(sf.when(sf.col("sent_ns").isNull(), sf.lit(1))).alias("never_sent"),
-        (sf.percentile_approx(error_ns, 0.5, 1_000) / 1e6).alias("bound_error_p50_ms"),
+    ends = ["from_node", "to_node"]
+
+    def of_kind(kind: str) -> DataFrame:
+        return percentiles(histogram.where(sf.col("kind") == kind), ends)
+
+    def count_of(kind: str) -> Column:
+        return sf.sum(sf.when(sf.col("kind") == kind, sf.col("count")).otherwise(0)).alias(kind)
+
+    inexact = (sf.col("kind") == "pair") & ~sf.col("exact")
+    bounds = of_kind("bound").select(
+        *ends, sf.col("p50_ms").alias("bound_p50_ms"), sf.col("p99_ms").alias("bound_p99_ms")
     )
+    errors = of_kind("error").select(*ends, sf.col("p50_ms").alias("bound_error_p50_ms"))
     return (
-        ends.join(crossings, ["from_node", "to_node"], "left")
-        .join(bounds, ["from_node", "to_node"], "left")
-        .withColumn("link", sf.concat_ws(" → ", "from_node", "to_node"))
-        .orderBy("from_node", "to_node")
+        histogram.groupBy(*ends)
+        .agg((sf.count_if(inexact) == 0).alias("exact"), count_of("never_arrived"), count_of("never_sent"))
+        .join(of_kind("link"), ends, "left")
+        .join(bounds, ends, "left")
+        .join(errors, ends, "left")
+        .withColumn("link", sf.concat_ws(" → ", *ends))
+        .orderBy(*ends)
     )
 
 
@@ -179,30 +217,39 @@ def node_waits(histogram: DataFrame, seen: DataFrame) -> DataFrame:
     return names.join(waits, "node", "left").orderBy("role", "node")
 
 
-def lans(deliveries: DataFrame) -> DataFrame:
+def lans(histogram: DataFrame) -> DataFrame:
     """From each LAN to each LAN: deliveries, ages, deadline hits."""
     keys = ["publisher_lan", "subscriber_lan"]
-    ages = percentiles(count_buckets(deliveries, keys, "age_ns"), keys)
-    hits = deliveries.groupBy(*keys).agg(
-        share(sf.count(sf.when(sf.col("in_time"), sf.lit(1))), sf.count("in_time")).alias("in_time_pct")
-    )
-    return ages.join(hits, keys).orderBy(*keys)
+    found = percentiles(histogram.where("bucket IS NOT NULL"), keys)
+    hits = histogram.groupBy(*keys).agg(share(sf.sum("in_time"), sf.sum("judged")).alias("in_time_pct"))
+    same = [found[key].eqNullSafe(hits[key]) for key in keys]
+    joined = found.join(hits, same)
+    return joined.select(*(found[name] for name in found.columns), "in_time_pct").orderBy(*keys)
 
 
-def drops(rows: DataFrame) -> DataFrame:
-    """What was dropped, where and why."""
+def trouble(rows: DataFrame, bin_us: int) -> DataFrame:
+    """What was dropped or came twice, where, when and why."""
     return (
         rows.where("event IN ('dropped', 'duplicate')")
-        .groupBy("node", "topic", sf.coalesce("reason", "event").alias("reason"))
+        .groupBy("node", "topic", "event", sf.coalesce("reason", "event").alias("reason"), bin_of(bin_us))
         .agg(sf.count(sf.lit(1)).alias("messages"))
+    )
+
+
+def drops(troubles: DataFrame) -> DataFrame:
+    """What was dropped, where and why."""
+    return (
+        troubles.groupBy("node", "topic", "reason")
+        .agg(sf.sum("messages").alias("messages"))
         .orderBy(sf.desc("messages"), "node", "topic")
     )
 
 
 def blame(late_paths: DataFrame, histogram: DataFrame) -> DataFrame:
     """Where late deliveries lost their time: the part that took most longer than it usually does."""
-    usual = percentiles(histogram, ["kind", "from_node", "to_node"]).select(
-        "kind", "from_node", "to_node", (sf.col("p50_ms") * 1e6).alias("usual_ns")
+    places = ["kind", "from_node", "to_node"]
+    usual = percentiles(histogram.where("kind IN ('queue', 'link')"), places).select(
+        *places, (sf.col("p50_ms") * 1e6).alias("usual_ns")
     )
     parts = late_paths.select("publisher", "sequence", "subscriber", sf.explode("path").alias("leg")).select(
         "publisher", "sequence", "subscriber", "leg.*"
@@ -237,26 +284,25 @@ def blame(late_paths: DataFrame, histogram: DataFrame) -> DataFrame:
     )
 
 
-def timeline(stream_rows: DataFrame, rows: DataFrame, bin_us: int) -> DataFrame:
+def timeline(stream_rows: DataFrame, troubles: DataFrame, bin_us: int) -> DataFrame:
     """Deliveries, ages, losses, duplicates and drops in bins of time."""
-    placed = stream_rows.withColumn("bin_us", bin_of(bin_us))
-    ages = percentiles(count_buckets(placed, ["bin_us"], "age_ns"), ["bin_us"]).drop("count")
-    flow = placed.groupBy("bin_us").agg(
-        sf.count(sf.lit(1)).alias("deliveries"),
+    placed = stream_rows.groupBy(bin_of(bin_us), bucket_of(sf.col("age_ns")).alias("bucket")).agg(
+        sf.count(sf.lit(1)).alias("count"),
+        sf.max("age_ns").alias("max_ns"),
         sf.sum("lost_before").alias("lost"),
-        sf.count(sf.when(~sf.col("in_time"), sf.lit(1))).alias("late"),
+        sf.count_if(~sf.col("in_time")).alias("late"),
     )
-    trouble = (
-        rows.where("event IN ('dropped', 'duplicate')")
-        .groupBy(bin_of(bin_us).alias("bin_us"))
-        .agg(
-            sf.count(sf.when(sf.col("event") == "duplicate", sf.lit(1))).alias("duplicates"),
-            sf.count(sf.when(sf.col("event") == "dropped", sf.lit(1))).alias("dropped"),
-        )
+    found = percentiles(placed.where("bucket IS NOT NULL"), ["bin_us"]).drop("count")
+    flow = placed.groupBy("bin_us").agg(
+        sf.sum("count").alias("deliveries"), sf.sum("lost").alias("lost"), sf.sum("late").alias("late")
+    )
+    counted = troubles.groupBy("bin_us").agg(
+        sf.sum(sf.when(sf.col("event") == "duplicate", sf.col("messages"))).alias("duplicates"),
+        sf.sum(sf.when(sf.col("event") == "dropped", sf.col("messages"))).alias("dropped"),
     )
     return (
-        flow.join(ages, "bin_us", "full")
-        .join(trouble, "bin_us", "full")
+        flow.join(found, "bin_us", "full")
+        .join(counted, "bin_us", "full")
         .na.fill(0, TIMELINE_COUNTS)
         .orderBy("bin_us")
     )
@@ -267,7 +313,7 @@ TIMELINE_COUNTS = ["deliveries", "lost", "late", "duplicates", "dropped"]
 
 def bin_of(bin_us: int) -> Column:
     """The beginning of a row's bin of time, in microseconds of the calendar."""
-    return sf.floor(sf.unix_micros("at") / bin_us) * bin_us
+    return (sf.floor(sf.unix_micros("at") / bin_us) * bin_us).alias("bin_us")
 
 
 def share(part: Column, whole: Column) -> Column:

@@ -12,14 +12,19 @@ Receive = Callable[[bytes], object]
 
 
 def body_of(
-    messages: Iterable[Message], *, urgency: int = 0, origin: int = 1, clock_shift_ns: int = 0
+    messages: Iterable[Message],
+    *,
+    urgency: int = 0,
+    origin: int = 1,
+    clock_shift_ns: int = 0,
+    sent_ns: int = 0,
 ) -> bytes:
     """The body of a data frame with these messages."""
     runs = [
         Run(1, encode_message(each.topic_id, each.publisher, each.sequence, each.born_ns, each.payload))
         for each in messages
     ]
-    return encode_batch(urgency, origin, clock_shift_ns, runs)[FRAME_HEADER_BYTES:]
+    return encode_batch(urgency, origin, clock_shift_ns, runs, sent_ns)[FRAME_HEADER_BYTES:]
 
 
 def bodies_of(frames: list[bytes]) -> list[bytes]:

@@ -106,6 +106,17 @@ def judge_sequences(sent: int, sequences: Iterable[int]) -> SequenceVerdict:
     return SequenceVerdict(len(seen), sent - len(seen), longest, duplicates, reordered)
 
 
+def loss_runs(sent: int, sequences: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of every stretch of consecutive messages that did not arrive."""
+    runs = []
+    previous = 0
+    for sequence in [*sorted(set(sequences)), sent + 1]:
+        if sequence > previous + 1:
+            runs.append((previous + 1, sequence - 1))
+        previous = sequence
+    return runs
+
+
 def longest_silence_ns(received_ns: Sequence[int], start_ns: int, end_ns: int, until_ns: int) -> int:
     """The longest time without a delivery that overlaps [start, end]; nothing is known after `until`."""
     edges = sorted(received_ns)

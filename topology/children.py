@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from topology.errors import DriverError
@@ -40,9 +41,11 @@ class Child:
         arguments: Sequence[str],
         directory: Path,
         namespace: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """With `namespace`, the file of a network namespace, the process lives in that."""
         self.name = name
+        self._environment = environment
         self._place = ("--namespace", str(namespace)) if namespace is not None else ()
         self.log_path = directory / f"{name}.log"
         self._module = module
@@ -65,7 +68,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 cwd=self._directory,
-                env=child_environment(),
+                env={**child_environment(), **self._environment},
                 # Ctrl-C reaches every process of the terminal's group; these end when we say so.
                 start_new_session=True,
                 limit=LINE_MAX_BYTES,
@@ -142,6 +145,13 @@ class Child:
         """End the process as a crash would and wait until it is gone."""
         self.signal(signal.SIGKILL)
         await self._wait(STOP_TIMEOUT_S)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Ask the process to hand over and end; raises DriverError if it does not in time."""
+        self._ended_by_us = True
+        self.signal(signal.SIGTERM)
+        if not await self._wait(timeout_s):
+            raise self.failure(f"did not end within {timeout_s:g} s after SIGTERM")
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ask the process to end, then insist; returns when it is gone."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from docker import DockerClient
 
+from coordinator.member import CLIENT_PORT
 from runtime.tracing import TraceSettings
 from topology.calibration import Calibration, End, calibrate
 from topology.children import Child
@@ -28,20 +29,18 @@ from topology.claims import Claim, control_path, sweep_dead
 from topology.compose import CLIENT_RESULTS, HTTP_PORT, LISTEN_PORT, TRACES, WAN, compose_text
 from topology.containers import Project, View, image, open_engine, remove_project
 from topology.driver import (
-    BOTH_WAYS,
     EXECUTE_TIMEOUT_S,
     READY_POLL_S,
     SESSION_TIMEOUT_S,
     START_TIMEOUT_S,
-    Driver,
     Say,
     ignore,
 )
+from topology.emulated_faults import EmulatedFaults
 from topology.emulated_wan import EmulatedWan
 from topology.emulation import SEED
 from topology.errors import DriverError
 from topology.ferry import set_up_device
-from topology.gateway import GatewayStatistics, Way
 from topology.model import Topology
 from topology.namespaces import require_available
 from topology.network import NETWORK, NetworkPlan, read_network
@@ -49,6 +48,8 @@ from topology.network import NETWORK, NetworkPlan, read_network
 KIND: Final = "compose"
 KEEPERS: Final = 3
 END_TIMEOUT_S: Final = 10.0
+DRAIN_TIMEOUT_S: Final = 20.0
+"""A broker that is asked to end gives up handing over after ten seconds by itself."""
 HURRY_AFTER_S: Final = 0.3
 """A broker drains on the first SIGTERM; after this long a second one tells it that all others end too."""
 
@@ -73,7 +74,7 @@ class ContainerNode:
         return self.view is not None and self.view.is_alive
 
 
-class ComposeDriver(Driver):
+class ComposeDriver(EmulatedFaults):
     """A running topology in containers. Use `running(topology, ComposeDriver)`."""
 
     def __init__(
@@ -89,7 +90,7 @@ class ComposeDriver(Driver):
             topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
         )
         self.plan = _with_keepers(read_network(topology))
-        self.wan = EmulatedWan(self.plan.links, self.directory)
+        self._ferry_wan = EmulatedWan(self.plan.links, self.directory)
         self.calibration: Calibration | None = None
         """Of the round trips, from the start."""
         roles = [(router.name, "router", "") for router in topology.routers]
@@ -150,7 +151,7 @@ class ComposeDriver(Driver):
                 await self._end_brokers()
                 await self.collect()
             finally:
-                await self.wan.end()
+                await self._ferry_wan.end()
                 await asyncio.to_thread(self._project.remove)
                 self._claim.release()
         if self._engine is not None:
@@ -217,17 +218,44 @@ class ComposeDriver(Driver):
         await asyncio.to_thread(self._running_project().connect, name, network)
         await self._attach([name])
 
-    async def cut(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Cut a LAN off from all other sites."""
-        await self.wan.cut_site(self._lan(lan), ways)
+    async def drain(self, name: str) -> None:
+        """Ask a broker to hand over and end (SIGTERM); returns when it has."""
+        self._node(name)
+        self._ended_by_us.add(name)
+        project = self._running_project()
+        await asyncio.to_thread(project.signal, name, "SIGTERM")
+        await asyncio.to_thread(project.wait_ended, name, DRAIN_TIMEOUT_S)
+        await self._refresh()
 
-    async def heal(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Join a LAN to all other sites again."""
-        await self.wan.heal_site(self._lan(lan), ways)
+    def zookeeper_servers(self) -> list[str]:
+        """Names of all ZooKeeper servers: three, whatever the topology says."""
+        return list(self._keepers)
 
-    async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Let each link of a LAN carry only so much in each of these directions; None: no limit."""
-        await self.wan.limit_site(self._lan(lan), bytes_per_s, ways)
+    async def zookeeper_leader(self) -> str:
+        """The server that leads the ensemble."""
+        await self._refresh()
+        for keeper in self._keepers:
+            if self._views[keeper].is_alive:
+                line = f"exec 3<>/dev/tcp/{keeper}/{CLIENT_PORT} && echo srvr >&3 && grep ^Mode: <&3"
+                said = await self._run_program(
+                    ["docker", "exec", self._views[keeper].identifier], "bash", "-c", line
+                )
+                if "leader" in said[1]:
+                    return keeper
+        raise DriverError("no ZooKeeper server leads: see docker logs of them")
+
+    async def kill_zookeeper(self, server: str) -> None:
+        """End a ZooKeeper server with SIGKILL."""
+        self._ended_by_us.add(server)
+        project = self._running_project()
+        await asyncio.to_thread(project.signal, server)
+        await asyncio.to_thread(project.wait_ended, server, END_TIMEOUT_S)
+
+    async def start_zookeeper(self, server: str) -> None:
+        """Start a killed ZooKeeper server on its data."""
+        await asyncio.to_thread(self._running_project().start, server)
+        await self._attach([server])
+        self._ended_by_us.discard(server)
 
     # Programs
 
@@ -262,24 +290,7 @@ class ComposeDriver(Driver):
             label = f"com.docker.compose.project={project.name}"
             network = f"{project.name}_lan-{place}"
             words = ["docker", "run", "--rm", "--network", network, "--label", label, image()]
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
-        except TimeoutError:
-            raise DriverError(f"{' '.join(command)} at {place} took longer than {timeout_s:g} s") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode is not None
-        return process.returncode, output.decode(errors="replace")
+        return await self._run_program(words, *command, timeout_s=timeout_s)
 
     # Looking
 
@@ -296,25 +307,17 @@ class ComposeDriver(Driver):
     @property
     def zookeeper_hosts(self) -> str:
         """Where ZooKeeper serves, for containers."""
-        return ",".join(f"{keeper}:2181" for keeper in self._keepers)
+        return ",".join(f"{keeper}:{CLIENT_PORT}" for keeper in self._keepers)
 
     async def statuses(self, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """The status of every broker that is alive and answers, by name."""
         await self._refresh()
         return await super().statuses(names)
 
-    async def wan_statistics(self, lan: str) -> GatewayStatistics:
-        """What has passed between a LAN and all other sites; bytes are those of whole packets."""
-        return await self.wan.site_statistics(self._lan(lan))
-
-    async def check_wan(self) -> tuple[bool, str] | None:
-        """Whether every packet so far was carried in time."""
-        return await self.wan.check()
-
     def died_unasked(self) -> list[str]:
         """Containers that ended although nobody made them."""
         self._take(self._running_project().views())
-        loads = [child for child in (*self._loads.values(), self.wan.ferry) if child is not None]
+        loads = [child for child in (*self._loads.values(), self._ferry_wan.ferry) if child is not None]
         dead = [name for name in (*self._keepers, *self._nodes) if not self._views[name].is_alive]
         return [name for name in dead if name not in self._ended_by_us] + [
             child.name for child in loads if child.died_unasked
@@ -322,11 +325,21 @@ class ComposeDriver(Driver):
 
     # The WAN
 
+    @property
+    def _wan(self) -> EmulatedWan:
+        return self._ferry_wan
+
+    def _site_of(self, broker: str) -> str:
+        return self.plan.host(broker).site
+
+    def _zookeeper_site(self) -> str:
+        return self._site_of(self._keepers[0])
+
     async def _start_wan(self) -> None:
         assert self._claim is not None
         await self._refresh()
         keepers = [self._views[keeper].addresses[WAN] for keeper in self._keepers]
-        await self.wan.launch(
+        await self._ferry_wan.launch(
             {
                 "network": NETWORK,
                 "seed": SEED,
@@ -371,7 +384,7 @@ class ComposeDriver(Driver):
             if name in on_wan:
                 self._namespaces[name] = await asyncio.to_thread(self._running_project().namespace, name)
                 address = on_wan[name].addresses[WAN]
-                await self.wan.attach(name, sites[name], address, self._namespaces[name])
+                await self._ferry_wan.attach(name, sites[name], address, self._namespaces[name])
         await asyncio.to_thread(self._route, on_wan, sites)
 
     def _sites(self) -> dict[str, str]:
@@ -412,6 +425,28 @@ class ComposeDriver(Driver):
                 # By the WAN, or by its LAN if it was taken off the WAN.
                 address = node.view.addresses.get(WAN) or next(iter(node.view.addresses.values()))
                 node.http = f"{address}:{HTTP_PORT}"
+
+    async def _run_program(
+        self, words: list[str], *command: str, timeout_s: float = EXECUTE_TIMEOUT_S
+    ) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+        except TimeoutError:
+            raise DriverError(f"{' '.join(command)} took longer than {timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode is not None
+        return process.returncode, output.decode(errors="replace")
 
     async def _wait_serving(self, name: str, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -147,6 +147,60 @@ class Driver(abc.ABC):
     async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Let each link of a LAN carry only so much in each of these directions; None: no limit."""
 
+    # Faults that not every driver knows
+
+    async def drain(self, name: str) -> None:
+        """Ask a broker to hand over and end (SIGTERM); returns when it has."""
+        raise self._cannot(f"drain {name}")
+
+    async def add_router(self, name: str, host: str) -> None:
+        """Start another routing broker, on a host of its own; returns when it serves."""
+        raise self._cannot(f"add {name} on {host}")
+
+    async def remove_router(self, name: str) -> None:
+        """Drain a routing broker that was added, and forget it."""
+        raise self._cannot(f"remove {name}")
+
+    async def zookeeper_leader(self) -> str:
+        """The server that leads the ensemble; the only one if there is one."""
+        raise self._cannot("ask ZooKeeper who leads")
+
+    def zookeeper_servers(self) -> list[str]:
+        """Names of all ZooKeeper servers."""
+        return [f"zookeeper-{number}" for number in range(1, self.topology.zookeeper_servers + 1)]
+
+    async def kill_zookeeper(self, server: str) -> None:
+        """End a ZooKeeper server with SIGKILL; returns when it is gone."""
+        raise self._cannot(f"kill {server}")
+
+    async def start_zookeeper(self, server: str) -> None:
+        """Start a killed ZooKeeper server on its data; returns when it runs, perhaps without a quorum."""
+        raise self._cannot(f"start {server}")
+
+    async def cut_zookeeper(self, broker: str) -> None:
+        """Cut a broker off from ZooKeeper and from nobody else."""
+        raise self._cannot(f"cut {broker} off from ZooKeeper alone")
+
+    async def heal_zookeeper(self, broker: str) -> None:
+        """Join a broker to ZooKeeper again."""
+        raise self._cannot(f"join {broker} to ZooKeeper")
+
+    async def cut_routers(self, one: str, other: str) -> None:
+        """Cut two routing brokers off from each other and from nobody else."""
+        raise self._cannot(f"cut {one} off from {other} alone")
+
+    async def heal_routers(self, one: str, other: str) -> None:
+        """Join two routing brokers again."""
+        raise self._cannot(f"join {one} and {other}")
+
+    async def delay(self, lan: str, delay_ms: float | None) -> None:
+        """Let a LAN's link to the cloud take so long each way; None: as the topology has it."""
+        raise self._cannot(f"change the delay of {lan}")
+
+    async def shift_wall_clock(self, seconds: float) -> None:
+        """Let the wall clock of all brokers and applications be ahead of the machine's by so much."""
+        raise self._cannot("shift a wall clock")
+
     # Programs
 
     @abc.abstractmethod
@@ -251,6 +305,9 @@ class Driver(abc.ABC):
         if self._http is not None:
             await self._http.close()
             self._http = None
+
+    def _cannot(self, what: str) -> DriverError:
+        return DriverError(f"{type(self).__name__} cannot {what}: use the process testbed")
 
     def _unknown(self, broker: str) -> DriverError:
         return DriverError(f"there is no broker {broker}: use one of {', '.join(self.nodes)}")

@@ -97,6 +97,14 @@ class EmulatedWan:
         for source, target in self._lanes(site, ways):
             await self.change(source, target, one_way=True, rate_mbit=rate_mbit)
 
+    async def delay_site(self, site: str, delay_ms: float | None) -> None:
+        """Let each link of a site take so long each way; None: as it was at first."""
+        lanes = set(self._lanes(site, tuple(Way)))
+        for link in self.links:
+            if (link.source, link.target) in lanes:
+                changed_ms = link.conditions.delay_ms if delay_ms is None else delay_ms
+                await self.change(link.source, link.target, one_way=True, delay_ms=changed_ms)
+
     async def site_statistics(self, site: str) -> GatewayStatistics:
         """What has passed between a site and all others; bytes are those of whole packets."""
         found = await self.statistics()

@@ -14,7 +14,8 @@ A direction can have a rate, shared by all its connections. Then little is under
 that what the link has not carried yet is still in the sender's hands, as with a modem and a small
 buffer.
 
-A gateway listens on an address of its LAN and dials loopback addresses only.
+A gateway listens on an address of its LAN and dials loopback addresses only. One that is made with a
+target takes no requests and relays everything there; `topology.switchboard` has many of both kinds.
 """
 
 import argparse
@@ -122,8 +123,22 @@ class DelayLine:
         self._target: asyncio.Transport | None = None
         self._writable = True
         self._full = False
+        self._blocked = False
         self._timer: asyncio.TimerHandle | None = None
         path.lines.add(self)
+
+    def block(self) -> None:
+        """Let nothing out of this line, as if its path were cut."""
+        self._blocked = True
+
+    def unblock(self) -> None:
+        """Let everything out again, what is late at once."""
+        self._blocked = False
+        self.release(after_cut=True)
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._target is None or not self._writable or self._path.is_cut or self._blocked
 
     def attach(self, target: asyncio.Transport) -> None:
         """Bytes come out here from now on."""
@@ -168,8 +183,9 @@ class DelayLine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._target is None or not self._writable or self._path.is_cut:
+        if self._is_stuck:
             return
+        assert self._target is not None
         now_s = self._loop.time() + TIMER_STEP_S / 2
         due: list[bytes] = []
         items = self._items
@@ -193,7 +209,7 @@ class DelayLine:
         self._arm()
 
     def _arm(self) -> None:
-        if self._timer is not None or self._target is None or not self._writable or self._path.is_cut:
+        if self._timer is not None or self._is_stuck:
             return
         if self._items:
             self._timer = self._loop.call_at(self._items[0][0] - TIMER_STEP_S / 2, self.release)
@@ -237,6 +253,7 @@ class Relay:
         self._lines = {way: DelayLine(gateway.paths[way], partial(self._reading, way)) for way in Way}
         self._taps = {way: gateway.paths[way].tap.stream() for way in Way}
         self._request = b""
+        self.target: Locator | None = None
         self._connected = False
         self._dial: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -249,7 +266,10 @@ class Relay:
         """A side is connected."""
         self._sides[way] = transport
         self.incoming(way).attach(transport)
-        if way is Way.OUT:
+        if way is Way.OUT and self._gateway.target is not None:
+            self._connected = True
+            self._dial_target(self._gateway.target)
+        elif way is Way.OUT:
             self._timer = asyncio.get_running_loop().call_later(REQUEST_TIMEOUT_S, transport.abort)
 
     def received(self, way: Way, data: bytes) -> None:
@@ -271,6 +291,16 @@ class Relay:
         self._lines[way].push_end()
         if not any(self._sides.values()):
             self.close()
+
+    def block(self) -> None:
+        """Let nothing through this connection, not even its end."""
+        for line in self._lines.values():
+            line.block()
+
+    def unblock(self) -> None:
+        """Let everything through again."""
+        for line in self._lines.values():
+            line.unblock()
 
     def close(self) -> None:
         """End both sides now."""
@@ -311,12 +341,20 @@ class Relay:
         if not _is_loopback(target.host):
             self._answer("403 Forbidden", end=True)
             return b""
+        self._dial_target(target)
+        return rest
+
+    def _dial_target(self, target: Locator) -> None:
+        self.target = target
+        if target in self._gateway.unreachable:
+            self.block()
         self._dial = asyncio.get_running_loop().create_task(self._connect(target), name=f"dial {target}")
         self._dial.add_done_callback(self._dialled)
-        return rest
 
     async def _connect(self, target: Locator) -> None:
         await self._gateway.paths[Way.OUT].pass_through()
+        if (healed := self._gateway.unreachable.get(target)) is not None:
+            await healed.wait()
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(
@@ -336,7 +374,8 @@ class Relay:
             self.close()
 
     def _answer(self, status: str, *, end: bool) -> None:
-        self._lines[Way.BACK].push(f"HTTP/1.1 {status}\r\n\r\n".encode())
+        if self._gateway.target is None:
+            self._lines[Way.BACK].push(f"HTTP/1.1 {status}\r\n\r\n".encode())
         if end:
             self._lines[Way.BACK].push_end()
 
@@ -358,8 +397,14 @@ class GatewayStatistics:
 class Gateway:
     """The way from one LAN to the cloud and back."""
 
-    def __init__(self, delay_ms: float = 0.0, back_delay_ms: float | None = None) -> None:
+    def __init__(
+        self, delay_ms: float = 0.0, back_delay_ms: float | None = None, target: Locator | None = None
+    ) -> None:
+        """With `target` everything goes there and nobody is asked where to."""
         back_ms = delay_ms if back_delay_ms is None else back_delay_ms
+        self.target = target
+        self.unreachable: dict[Locator, asyncio.Event] = {}
+        """Targets that are cut off, each with what tells that it is not any more."""
         self.paths = {Way.OUT: Path(delay_ms / 1e3), Way.BACK: Path(back_ms / 1e3)}
         self.relays: set[Relay] = set()
         self._server: asyncio.Server | None = None
@@ -393,10 +438,26 @@ class Gateway:
         for way in ways:
             self.paths[way].heal()
 
-    def set_delay(self, delay_ms: float) -> None:
+    def cut_target(self, target: Locator) -> None:
+        """Let nothing through to or from one of those who are dialled."""
+        self.unreachable.setdefault(target, asyncio.Event())
+        for relay in self.relays:
+            if relay.target == target:
+                relay.block()
+
+    def heal_target(self, target: Locator) -> None:
+        """Let everything through again."""
+        healed = self.unreachable.pop(target, None)
+        if healed is not None:
+            healed.set()
+        for relay in list(self.relays):
+            if relay.target == target:
+                relay.unblock()
+
+    def set_delay(self, delay_ms: float, back_delay_ms: float | None = None) -> None:
         """Change the delay of what enters from now on; order is kept."""
-        for path in self.paths.values():
-            path.delay_s = delay_ms / 1e3
+        self.paths[Way.OUT].delay_s = delay_ms / 1e3
+        self.paths[Way.BACK].delay_s = (delay_ms if back_delay_ms is None else back_delay_ms) / 1e3
 
     def set_rate(self, bytes_per_s: float | None, ways: Iterable[Way] = tuple(Way)) -> None:
         """Carry no more than this in each of these directions from now on; None: no limit."""
@@ -459,7 +520,7 @@ def _obey(gateway: Gateway, command: dict[str, Any]) -> None:
     elif name == "heal":
         gateway.heal(ways)
     elif name == "delay":
-        gateway.set_delay(command["delay_ms"])
+        gateway.set_delay(command["delay_ms"], command.get("back_delay_ms"))
     elif name == "rate":
         gateway.set_rate(command["bytes_per_s"], ways)
     elif name == "statistics":

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from coordinator import EmbeddedZooKeeper
 from runtime.tracing import TraceSettings
@@ -31,6 +31,9 @@ from topology.driver import (
 )
 from topology.errors import DriverError
 from topology.model import Topology
+
+DRAIN_TIMEOUT_S: Final = 20.0
+"""A broker that is asked to end gives up handing over after ten seconds by itself."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,9 @@ class LocalDriver(Driver):
         """Where calls that start a server run; None: any thread."""
         self._hosts = ""
         self._helpers: list[Child] = []
+        self._environment: dict[str, str] = {}
+        """What all brokers and applications find in their environment besides ours."""
+        self._zookeeper_killed: set[int] = set()
 
     # What a driver says
 
@@ -148,12 +154,13 @@ class LocalDriver(Driver):
             [
                 *(node.role, "--id", name, "--json"),
                 *("--listen", listen, "--http", node.http or f"{node.host}:0"),
-                *("--zookeeper", self._hosts, "--session-timeout-s", str(self.session_timeout_s)),
+                *("--zookeeper", self._hosts_for(name), "--session-timeout-s", str(self.session_timeout_s)),
                 *self.trace_arguments,
                 *node.arguments,
             ],
             self.directory,
             self._namespace(name),
+            self._environment,
         )
         await child.start()
         where = await child.next_event(timeout_s)
@@ -176,6 +183,45 @@ class LocalDriver(Driver):
         """Let a frozen broker go on."""
         self._child(name).signal(signal.SIGCONT)
 
+    async def drain(self, name: str) -> None:
+        """Ask a broker to hand over and end (SIGTERM)."""
+        await self._child(name).drain(DRAIN_TIMEOUT_S)
+
+    async def add_router(self, name: str, host: str) -> None:
+        """Start another routing broker."""
+        if name in self._nodes:
+            raise DriverError(f"there is a broker {name} already: give the new one another name")
+        self._nodes[name] = self._place_router(name, host, len(self._nodes) + 1)
+        await self.start_node(name)
+
+    async def remove_router(self, name: str) -> None:
+        """Drain a routing broker and forget it."""
+        await self.drain(name)
+        await self._child(name).stop()
+        del self._nodes[name]
+
+    async def zookeeper_leader(self) -> str:
+        """The server that leads the ensemble."""
+        for member in self._zookeeper.members:
+            if member.alive and await asyncio.to_thread(self._zookeeper.leads, member.index):
+                return f"zookeeper-{member.index + 1}"
+        raise DriverError(f"no ZooKeeper server leads: see the logs in {self.directory / 'zookeeper'}")
+
+    async def kill_zookeeper(self, server: str) -> None:
+        """End a ZooKeeper server with SIGKILL."""
+        index = self.zookeeper_servers().index(server)
+        self._zookeeper_killed.add(index)
+        await asyncio.to_thread(self._zookeeper.kill_member, index)
+
+    async def start_zookeeper(self, server: str) -> None:
+        """Start a killed ZooKeeper server on its data."""
+        index = self.zookeeper_servers().index(server)
+        starting = asyncio.get_running_loop().run_in_executor(
+            self._zookeeper_threads, self._zookeeper.launch_member, index
+        )
+        await asyncio.shield(starting)
+        self._zookeeper_killed.discard(index)
+
     # Programs
 
     async def start_load(self, lan: str) -> Child:
@@ -194,7 +240,8 @@ class LocalDriver(Driver):
 
     async def start_helper(self, name: str, module: str, arguments: list[str], lan: str) -> Child:
         """Start another process of ours, among the clients of a LAN, that ends with the testbed."""
-        child = Child(name, module, arguments, self.directory, self._clients_namespace(lan))
+        place = self._clients_namespace(lan)
+        child = Child(name, module, arguments, self.directory, place, self._environment)
         self._helpers.append(child)
         await child.start()
         return child
@@ -238,12 +285,17 @@ class LocalDriver(Driver):
         """Where ZooKeeper serves."""
         return self._hosts
 
+    def broker_pids(self) -> dict[str, int]:
+        """Process ids of all brokers that run."""
+        return {n.name: n.child.pid for n in self._nodes.values() if n.child is not None and n.is_alive}
+
     def died_unasked(self) -> list[str]:
         """Processes that ended although nobody made them."""
         children = [*self._helpers, *self._wan_processes()]
         children += [node.child for node in self._nodes.values() if node.child is not None]
         dead = [child.name for child in children if child.died_unasked]
-        dead += [f"zookeeper-{m.index + 1}" for m in self._zookeeper.members if not m.alive]
+        members = [m for m in self._zookeeper.members if m.index not in self._zookeeper_killed]
+        dead += [f"zookeeper-{m.index + 1}" for m in members if not m.alive]
         return dead
 
     # Details
@@ -254,6 +306,14 @@ class LocalDriver(Driver):
         if self.trace is None:
             return ()
         return "--trace-dir", str(self.trace.folder), "--trace-sample", str(self.trace.sampling)
+
+    def _hosts_for(self, broker: str) -> str:
+        """Where this broker finds ZooKeeper."""
+        return self._hosts
+
+    def _place_router(self, name: str, host: str, number: int) -> LocalNode:
+        """Where a routing broker goes that the topology does not have."""
+        raise self._cannot(f"add {name} on {host}")
 
     def _results(self, lan: str) -> Path:
         return self.directory / f"results-{lan}.json"

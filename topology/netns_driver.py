@@ -11,7 +11,6 @@ figures are left in `wan-statistics.json` beside the logs.
 
 import asyncio
 import socket
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,17 +19,18 @@ import aiohttp
 from runtime.tracing import TraceSettings
 from topology.calibration import Calibration
 from topology.children import Child
-from topology.driver import BOTH_WAYS, SESSION_TIMEOUT_S, Say, ignore
+from topology.driver import SESSION_TIMEOUT_S, Say, ignore
+from topology.emulated_faults import EmulatedFaults
+from topology.emulated_wan import EmulatedWan
 from topology.emulation import EmulatedNetwork
 from topology.errors import DriverError
-from topology.gateway import GatewayStatistics, Way
 from topology.local_driver import LocalDriver, LocalNode
 from topology.model import Topology
 from topology.namespaces import enter, open_socket
 from topology.network import lan_host, read_network
 
 
-class NetnsDriver(LocalDriver):
+class NetnsDriver(EmulatedFaults, LocalDriver):
     """A running topology in namespaces. Use `running(topology, NetnsDriver)`."""
 
     def __init__(
@@ -53,29 +53,17 @@ class NetnsDriver(LocalDriver):
         self.calibration: Calibration | None = None
         """Of the round trips, from the start."""
 
-    # The WAN
-
-    async def cut(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Cut a LAN off from all other sites."""
-        await self.network.cut_site(self._lan(lan), ways)
-
-    async def heal(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Join a LAN to all other sites again."""
-        await self.network.heal_site(self._lan(lan), ways)
-
-    async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Let each link of a LAN carry only so much in each of these directions; None: no limit."""
-        await self.network.limit_site(self._lan(lan), bytes_per_s, ways)
-
-    async def wan_statistics(self, lan: str) -> GatewayStatistics:
-        """What has passed between a LAN and all other sites; bytes are those of whole packets."""
-        return await self.network.site_statistics(self._lan(lan))
-
-    async def check_wan(self) -> tuple[bool, str] | None:
-        """Whether every packet so far was carried in time."""
-        return await self.network.check()
-
     # Where everything is
+
+    @property
+    def _wan(self) -> EmulatedWan:
+        return self.network
+
+    def _site_of(self, broker: str) -> str:
+        return self.network.plan.host(broker).site
+
+    def _zookeeper_site(self) -> str:
+        return self._site_of(self.network.plan.zookeeper)
 
     def _zookeeper_address(self) -> str:
         plan = self._network_plan

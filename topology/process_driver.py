@@ -64,6 +64,13 @@ class ProcessDriver(LocalDriver):
             "rate", COMMAND_TIMEOUT_S, bytes_per_s=bytes_per_s, ways=list(ways)
         )
 
+    async def delay(self, lan: str, delay_ms: float | None) -> None:
+        """Let a LAN's link to the cloud take so long each way; None: as the topology has it."""
+        ways = self.topology.lan(lan).wan.ways
+        out_ms = ways.out.delay_ms if delay_ms is None else delay_ms
+        back_ms = ways.back.delay_ms if delay_ms is None else delay_ms
+        await self._gateways[lan].ask("delay", COMMAND_TIMEOUT_S, delay_ms=out_ms, back_delay_ms=back_ms)
+
     async def wan_statistics(self, lan: str) -> GatewayStatistics:
         """What has passed between a LAN and the cloud."""
         answer = await self._gateways[self._lan(lan)].ask("statistics", COMMAND_TIMEOUT_S)
@@ -121,16 +128,20 @@ class ProcessDriver(LocalDriver):
     def _plan(self) -> list[LocalNode]:
         nodes = []
         for number, router in enumerate(self.topology.routers, 1):
-            arguments: tuple[str, ...] = ("--host-label", router.host)
-            nodes.append(LocalNode(router.name, "router", "", f"127.100.{number}.1", arguments))
+            nodes.append(self._place_router(router.name, router.host, number))
         for number, lan in enumerate(self.topology.lans, 1):
-            arguments = ("--lan", lan.name, "--proxy", self._proxies[lan.name])
-            arguments += ("--discovery-group", f"239.255.75.{number}")
+            arguments = (
+                *("--lan", lan.name, "--proxy", self._proxies[lan.name]),
+                *("--discovery-group", f"239.255.75.{number}"),
+            )
             nodes += [
                 LocalNode(edge, "edge", lan.name, f"127.{number}.0.{10 + index}", arguments)
                 for index, edge in enumerate(lan.edges)
             ]
         return nodes
+
+    def _place_router(self, name: str, host: str, number: int) -> LocalNode:
+        return LocalNode(name, "router", "", f"127.100.{number}.1", ("--host-label", host))
 
 
 def unemulated(topology: Topology) -> list[str]:

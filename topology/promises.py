@@ -81,6 +81,22 @@ def losses_tolerated(verdicts: Sequence[TopicVerdict]) -> Promise:
     )
 
 
+def losses_excused(
+    charged: Mapping[str, int], tolerances: Mapping[str, int | None], lost: int, excused: int
+) -> Promise:
+    """The same where some losses are not promised against; `charged` is the longest run of the others."""
+    beyond = [
+        f"{topic}: {run} in a row, tolerated are {tolerance}"
+        for topic, run in charged.items()
+        if (tolerance := tolerances[topic]) is not None and run > tolerance
+    ]
+    most = max((run for topic, run in charged.items() if tolerances[topic] is not None), default=0)
+    story = f"{lost} lost, at most {most} in a row where it counts"
+    if excused:
+        story += f"; {excused} of them by subscribers while they moved to another edge, which is not promised"
+    return Promise("losses within tolerance", bool(charged) and not beyond, "; ".join(beyond) or story)
+
+
 def no_duplicates(verdicts: Sequence[TopicVerdict], dropped: int) -> Promise:
     """No application got a message twice; `dropped` copies were stopped by the edges on the way."""
     twice = [f"{verdict.topic}: {verdict.duplicates}" for verdict in verdicts if verdict.duplicates]
@@ -116,6 +132,25 @@ def bounds_true(bounds: int, broken: int) -> Promise:
         "ages never understated",
         bounds > 0 and not broken,
         f"{broken} of {bounds} age bounds were below the truth" if broken else f"{bounds} bounds checked",
+    )
+
+
+def gets_topics(assignment: Mapping[str, tuple[str, str]], router: str) -> Promise:
+    """A routing broker that joined serves topics."""
+    topics = sorted(topic for topic, pair in assignment.items() if router in pair)
+    return Promise(
+        "the new broker gets topics", bool(topics), f"{router} serves {', '.join(topics) or 'none'}"
+    )
+
+
+def keeps_flowing(silence_ms: float | None, limit_ms: float) -> Promise:
+    """No stream fell silent for long; None: there was no stream."""
+    if silence_ms is None:
+        return Promise("messages keep flowing", False, "there was no stream to watch")
+    return Promise(
+        "messages keep flowing",
+        silence_ms <= limit_ms,
+        f"longest silence of a stream {silence_ms:.0f} ms beyond its period, allowed are {limit_ms:.0f}",
     )
 
 

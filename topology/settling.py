@@ -19,6 +19,10 @@ STABLE_S: Final = 1.5
 Result = TypeVar("Result")
 
 
+class NotWholeError(DriverError):
+    """The overlay is not whole, however long one waits."""
+
+
 def is_settled(snapshot: Snapshot, topology: Topology, avoid: Collection[str] = ()) -> bool:
     """Every topic has a primary and a backup, none of those to avoid, and its edges reach both."""
     brokers = [broker for broker in snapshot.brokers if broker.name not in avoid]
@@ -51,7 +55,7 @@ async def wait_settled(
     """Wait until every topic has a primary and a backup and all its edges are connected to both.
 
     The assignment must also not have changed for a while: the leader moves topics to a broker that
-    joined. Raises DriverError if it takes too long.
+    joined. Raises NotWholeError if it takes too long.
     """
     since_s = 0.0
     previous: dict[str, tuple[str, str]] = {}
@@ -79,11 +83,11 @@ async def wait_for(
     driver: Driver,
     observer: Observer,
 ) -> Result:
-    """Ask again and again until there is an answer; raises DriverError if there is none in time."""
+    """Ask again and again until there is an answer; raises NotWholeError if there is none in time."""
     deadline_s = time.monotonic() + timeout_s
     while (found := await condition()) is None:
         if time.monotonic() > deadline_s:
-            raise DriverError(
+            raise NotWholeError(
                 f"waited for {what} for {timeout_s:g} s in vain: see the logs in {driver.directory}"
             )
         observer.progress(f"waiting for {what}")

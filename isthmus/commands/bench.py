@@ -14,7 +14,7 @@ from benchmarks.workload import Workload
 from isthmus.commands.bench_bounds import bounds, ring
 from isthmus.commands.bench_frame import crashes, frame
 from isthmus.commands.bench_spark import spark
-from isthmus.commands.bench_stress import detection, overload
+from isthmus.commands.bench_stress import detection, hostile, overload
 from isthmus.errors import explain_errors
 
 
@@ -122,4 +122,5 @@ bench.add_command(frame)
 bench.add_command(crashes)
 bench.add_command(detection)
 bench.add_command(overload)
+bench.add_command(hostile)
 bench.add_command(spark)

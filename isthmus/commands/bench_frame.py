@@ -52,6 +52,10 @@ def _say(text: str) -> None:
     default=Path("frame-results"),
     help="With --all.",
 )
+@click.option("--resume", is_flag=True, help="With --all: keep the results that are in --out already.")
+@click.option(
+    "--at-most-s", type=click.FloatRange(0), help="With --all: begin no run after so long; --resume goes on."
+)
 @explain_errors
 def frame(
     topics: int,
@@ -68,6 +72,8 @@ def frame(
     everything: bool,
     sizes: str,
     out: Path,
+    resume: bool,
+    at_most_s: float | None,
 ) -> None:
     """Run FRAME's workload (Table 2) through real brokers and see which promises are kept."""
     settings = frame_benchmark.Settings(
@@ -77,7 +83,9 @@ def frame(
         warm_up_s,
     )
     if everything:
-        matrix = frame_matrix.Matrix([int(size) for size in sizes.split(",")])
+        matrix = frame_matrix.Matrix(
+            [int(size) for size in sizes.split(",")], resume=resume, at_most_s=at_most_s
+        )
         out.mkdir(parents=True, exist_ok=True)
         results = asyncio.run(frame_matrix.measure(matrix, settings, out, _say))
         if not results:

@@ -7,9 +7,12 @@ from pathlib import Path
 import click
 
 from benchmarks import detection as detection_benchmark
+from benchmarks import hostile as hostile_benchmark
 from benchmarks import overload as overload_benchmark
-from benchmarks.frame_testbed import Setup
+from benchmarks import processor_overload
+from benchmarks.frame_testbed import EGRESS, PRIMARY, Setup
 from benchmarks.frame_workload import TOPICS_LEAST
+from benchmarks.hostile_peer import KINDS
 from isthmus.errors import explain_errors
 from overlay.limits import HEARTBEAT_SILENCE_NS, MILLISECOND_NS
 
@@ -21,7 +24,9 @@ def _say(text: str) -> None:
 
 
 @click.command()
-@click.option("--kills", type=click.IntRange(0), default=20, show_default=True, help="Killed and frozen.")
+@click.option("--kills", type=click.IntRange(0), default=10, show_default=True, help="Brokers killed.")
+@click.option("--freezes", type=click.IntRange(0), default=10, show_default=True, help="Brokers frozen.")
+@click.option("--cuts", type=click.IntRange(0), default=5, show_default=True, help="Ways to a broker cut.")
 @click.option("--busy-seconds", type=click.FloatRange(1), default=60.0, show_default=True)
 @click.option("--topics", type=click.IntRange(TOPICS_LEAST), default=55, show_default=True)
 @click.option("--silence-ms", type=click.FloatRange(30), default=_SILENCE_MS, show_default=True)
@@ -31,13 +36,19 @@ def _say(text: str) -> None:
 )
 @explain_errors
 def detection(
-    kills: int, busy_seconds: float, topics: int, silence_ms: float, seed: int, file: Path | None
+    kills: int,
+    freezes: int,
+    cuts: int,
+    busy_seconds: float,
+    topics: int,
+    silence_ms: float,
+    seed: int,
+    file: Path | None,
 ) -> None:
     """Keep all cores busy: count false alarms, then time how soon dead and frozen brokers are noticed."""
     setup = Setup(topics, "frame", session_timeout_s=2.0, silence_ms=silence_ms, equal_capacity=True)
-    result = asyncio.run(
-        detection_benchmark.measure(detection_benchmark.Settings(setup, kills, busy_seconds, seed), _say)
-    )
+    settings = detection_benchmark.Settings(setup, kills, freezes, cuts, busy_seconds, seed)
+    result = asyncio.run(detection_benchmark.measure(settings, _say))
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     click.echo(detection_benchmark.summary(result))
@@ -47,21 +58,80 @@ def detection(
 
 @click.command()
 @click.option(
+    "--bottleneck",
+    type=click.Choice(["link", "router", "egress"]),
+    default="link",
+    show_default=True,
+    help="A narrow link, or a broker with too little processor time (needs root).",
+)
+@click.option(
     "--factor", type=click.FloatRange(1), default=1.5, show_default=True, help="Offered over carried."
 )
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True)
+@click.option(
+    "--topics",
+    type=click.IntRange(TOPICS_LEAST),
+    default=1_525,
+    show_default=True,
+    help="Of FRAME's workload, where a broker is the bottleneck.",
+)
+@click.option("--nice", "niceness", type=click.IntRange(-20, 19), default=0, help="Of all processes.")
 @click.option("--keep-logs", is_flag=True, help="Leave the logs of all processes.")
 @click.option(
     "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
 )
 @explain_errors
-def overload(factor: float, seconds: float, keep_logs: bool, file: Path | None) -> None:
-    """Offer more than a link carries; fails if topics lose more than they tolerate or drops go uncounted."""
-    result = asyncio.run(
-        overload_benchmark.measure(overload_benchmark.Settings(factor, seconds, keep_logs), _say)
-    )
+def overload(
+    bottleneck: str,
+    factor: float,
+    seconds: float,
+    topics: int,
+    niceness: int,
+    keep_logs: bool,
+    file: Path | None,
+) -> None:
+    """Offer more than a link or a broker bears; fails if topics lose more in a row than they tolerate."""
+    if bottleneck == "link":
+        result = asyncio.run(
+            overload_benchmark.measure(overload_benchmark.Settings(factor, seconds, keep_logs), _say)
+        )
+        text = overload_benchmark.summary(result)
+    else:
+        setup = Setup(topics, "frame", niceness=niceness, keep_logs=keep_logs)
+        broker = {"router": PRIMARY, "egress": EGRESS}[bottleneck]
+        settings = processor_overload.Settings(setup, broker, factor, seconds)
+        result = asyncio.run(processor_overload.measure(settings, _say))
+        text = processor_overload.summary(result)
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    click.echo(overload_benchmark.summary(result))
+    click.echo(text)
+    if not result["ok"]:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option(
+    "--attack",
+    "attacks",
+    multiple=True,
+    type=click.Choice(list(KINDS)),
+    help="Only this one; repeat. All of them without it.",
+)
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--window-s", type=click.FloatRange(0.2), default=3.0, show_default=True)
+@click.option(
+    "--scale", type=click.FloatRange(0.001), default=1.0, show_default=True, help="Of the attackers."
+)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
+)
+@explain_errors
+def hostile(attacks: tuple[str, ...], rounds: int, window_s: float, scale: float, file: Path | None) -> None:
+    """Attack an edge broker; fails if others lose messages, miss deadlines, or wait for a stalled one."""
+    settings = hostile_benchmark.Settings(attacks or tuple(KINDS), rounds, window_s, scale=scale)
+    result = asyncio.run(hostile_benchmark.measure(settings, _say))
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    click.echo(hostile_benchmark.summary(result))
     if not result["ok"]:
         raise SystemExit(1)

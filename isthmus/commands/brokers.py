@@ -40,6 +40,7 @@ def broker_options(command: Command) -> Command:
             click.option("--subscriber-delay-ms", type=float, help="Least time from router to subscriber."),
             click.option("--backup-delay-ms", type=float, help="Most time from a primary to its backup."),
             click.option("--clock-drift-ppm", type=int, help="Most that this host's clock drifts."),
+            click.option("--proxy", metavar="HOST:PORT", help="HTTP proxy to reach routing brokers through."),
             click.option("--drain-timeout-s", type=float, help="How long SIGTERM may take to drain."),
             click.option("--trace-dir", metavar="DIR", help="Write traces of messages here."),
             click.option("--trace-sample", type=float, help="Share of messages traced.  [default: 0.01]"),

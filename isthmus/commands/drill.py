@@ -15,34 +15,39 @@ from rich.text import Text
 from isthmus.commands.up import open_console
 from isthmus.latency import tell_latency, trace_everything
 from isthmus.narrator import Narrator
+from topology.drills.campaign import campaign, totals
 from topology.drills.catalogue import CATALOGUE
 from topology.drills.engine import Plan, run_drill
 from topology.drills.script import Drill
+from topology.drills.soak import soak
+from topology.drills.testbeds import testbed_for
 from topology.drills.verdict import DrillResult, Verdict, unknown, worst
-from topology.driver import Driver
+from topology.drivers import DRIVERS, DRIVERS_HELP
 from topology.errors import TopologyError
 from topology.model import load_topology
-from topology.netns_driver import NetnsDriver
-from topology.process_driver import ProcessDriver
 
-_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
-_TOPOLOGY: Final = "two-lans"
+DRILL_TOPOLOGY: Final = "wind-farm"
+CAMPAIGN_TOPOLOGY: Final = "wind-farm-storm"
+CAMPAIGN_S: Final = 300.0
+SOAK_S: Final = 3600.0
 _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdict.UNKNOWN: "bold yellow"}
 
 
 @click.command()
-@click.argument("name", metavar="NAME|all|list")
+@click.argument("name", metavar="NAME|all|campaign|soak|list")
 @click.option(
-    "--topology", default=_TOPOLOGY, show_default=True, help="A YAML file or a name, see `topology list`."
+    "--topology",
+    help="A YAML file or a name, see `topology list`.  "
+    f"[default: {DRILL_TOPOLOGY}; of a campaign {CAMPAIGN_TOPOLOGY}]",
 )
 @click.option(
     "--driver",
-    type=click.Choice(list(_DRIVERS)),
+    type=click.Choice(list(DRIVERS)),
     default="process",
     show_default=True,
-    help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
+    help=DRIVERS_HELP,
 )
-@click.option("--seconds", type=click.FloatRange(5, 3600), help="How long messages flow, at least.")
+@click.option("--seconds", type=click.FloatRange(5, 7 * 86_400), help="How long messages flow, at least.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Decides whom a fault hits.")
 @click.option(
     "--json",
@@ -62,7 +67,7 @@ _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdic
 )
 def drill(
     name: str,
-    topology: str,
+    topology: str | None,
     driver: str,
     seconds: float | None,
     seed: int,
@@ -73,16 +78,17 @@ def drill(
 ) -> None:
     """Break something on a testbed under load and see whether every promise holds.
 
-    NAME is a drill of `isthmus drill list`; `all` plays every one. Exit status 0: every promise held;
+    NAME is a drill of `isthmus drill list`; `all` plays every one, `campaign` random ones for as long as
+    `--seconds` says, on another topology unless told otherwise. `soak` lets clients, topics and brokers
+    come and go for an hour and watches what the other brokers use. Exit status 0: every promise held;
     1: one was broken; 2: nothing can be said, because the testbed or the checker failed.
     """
     console = open_console()
     if name == "list":
         _show_list(console)
         return
-    if name != "all" and name not in CATALOGUE:
-        raise click.UsageError(f"there is no drill {name}: use all or one of {', '.join(CATALOGUE)}")
-    chosen = list(CATALOGUE.values()) if name == "all" else [CATALOGUE[name]]
+    chosen = _chosen(name, seconds, seed)
+    topology = topology or (CAMPAIGN_TOPOLOGY if name == "campaign" else DRILL_TOPOLOGY)
     # Whatever ends this process, nobody must take an old result for the one of this run.
     results = [unknown(item.name, driver, seed, "the drill did not come to its end") for item in chosen]
     _write(json_file, name, results)
@@ -94,7 +100,22 @@ def drill(
         _write(json_file, name, results)
     if name == "all":
         console.print(Group(Text(), _drills_table(results)))
+    elif name == "campaign":
+        console.print(", ".join(f"{key} {value}" for key, value in totals(results[0]).items()))
     raise SystemExit(worst(result.verdict for result in results).exit_status)
+
+
+def _chosen(name: str, seconds: float | None, seed: int) -> list[Drill]:
+    if name == "campaign":
+        return [campaign(seconds or CAMPAIGN_S, seed)]
+    if name == "soak":
+        return [soak(seconds or SOAK_S)]
+    if name == "all":
+        return list(CATALOGUE.values())
+    if name not in CATALOGUE:
+        known = ", ".join(CATALOGUE)
+        raise click.UsageError(f"there is no drill {name}: use all, campaign, soak or one of {known}")
+    return [CATALOGUE[name]]
 
 
 def _run_one(
@@ -110,7 +131,9 @@ def _run_one(
     console.print(Text(f"{item.name}: ", style="bold").append(item.summary, style="none"))
     try:
         trace = trace_everything(report_dir) if report_dir is not None else None
-        plan = Plan(item, load_topology(topology), driver, _DRIVERS[driver], seed, seconds, keep, trace)
+        plan = Plan(
+            item, load_topology(topology), driver, testbed_for(item, driver), seed, seconds, keep, trace
+        )
         result = asyncio.run(_watched(console, plan))
     except TopologyError as error:
         result = unknown(item.name, driver, seed, str(error))
@@ -236,6 +259,8 @@ def _table(*columns: str) -> Table:
 
 def _write(file: Path | None, name: str, results: Sequence[DrillResult]) -> None:
     if file is not None:
-        records: list[dict[str, Any]] = [result.to_record() for result in results]
-        content = {"drills": records} if name == "all" else records[0]
+        records = [result.to_record() for result in results]
+        content: dict[str, Any] = {"drills": records} if name == "all" else records[0]
+        if name == "campaign":
+            content["totals"] = totals(results[0])
         file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -18,7 +18,6 @@ from runtime.process import serve
 @click.option("--lan", help="Name of the LAN this edge serves.")
 @click.option("--access", metavar="FILE", help="Rules of what clients may do, TOML or YAML.")
 @click.option("--tokens", metavar="FILE", help="Tokens of clients that have no certificate.")
-@click.option("--proxy", metavar="HOST:PORT", help="HTTP proxy to reach routing brokers through.")
 @click.option(
     "--retain-more",
     is_flag=True,

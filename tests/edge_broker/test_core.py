@@ -162,7 +162,7 @@ def test_the_clock_shift_of_the_link_is_added_on_delivery(lan: Lan) -> None:
         message = a_message(lan.sequence, publisher=300)
         lan.core.admit_from_broker(body_of([message], clock_shift_ns=before_ns), link_ns, NOW)
         (body,) = bodies_of(subscriber.outbox.take_frames(PLENTY, NOW))
-        assert body == body_of([message], clock_shift_ns=after_ns)
+        assert body == body_of([message], clock_shift_ns=after_ns, sent_ns=NOW)
 
 
 def test_an_urgent_topic_overtakes_what_waits_and_an_older_message_a_younger_one(lan: Lan) -> None:
@@ -191,9 +191,12 @@ def test_an_urgent_topic_overtakes_what_waits_and_an_older_message_a_younger_one
 
 def test_messages_from_brokers_are_delivered_with_their_header_and_bytes_unchanged(lan: Lan) -> None:
     subscriber = lan.subscribe()
-    body = body_of([a_message(1, publisher=300), a_message(2, publisher=300)], urgency=2, origin=9)
+    messages = [a_message(1, publisher=300), a_message(2, publisher=300)]
+    body = body_of(messages, urgency=2, origin=9, sent_ns=NOW)
     lan.core.admit_from_broker(body, 0, NOW)
-    assert bodies_of(subscriber.outbox.take_frames(PLENTY, NOW)) == [body]
+    # But for when it left.
+    expected = body_of(messages, urgency=2, origin=9, sent_ns=NOW + 5)
+    assert bodies_of(subscriber.outbox.take_frames(PLENTY, NOW + 5)) == [expected]
 
 
 def test_messages_of_topics_with_the_same_subscribers_stay_together_and_others_apart(lan: Lan) -> None:

@@ -59,7 +59,7 @@ def test_after_a_disturbance_a_message_waits_for_its_predecessor():
 
 
 def test_it_waits_no_longer_than_its_deadline_allows():
-    egress = Egress(deadline_ms=100)
+    egress = Egress(deadline_ms=100, loss_tolerance=1)
     egress.receive(1)
     egress.core.router_up("r1", Outbox(), NOW)
     egress.core.router_down("r1", NOW)
@@ -71,6 +71,19 @@ def test_it_waits_no_longer_than_its_deadline_allows():
     statistics = egress.core.statistics()
     assert statistics.dropped["late"] == 1
     assert statistics.topics[0].lost == 1
+
+
+def test_it_waits_beyond_its_deadline_rather_than_lose_more_than_its_topic_tolerates():
+    egress = Egress(deadline_ms=50, loss_tolerance=1)
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    assert egress.receive(4, born_ns=NOW - 60 * MS) == [], "2 and 3 are missing"
+    assert egress.core.release_held(NOW + 190 * MS) == set()
+    assert egress.receive(3, now_ns=NOW + 191 * MS, born_ns=NOW - 60 * MS) == [3, 4], "only 2 is missing now"
+    assert egress.receive(7, now_ns=NOW + 200 * MS, born_ns=NOW) == []
+    assert egress.core.release_held(NOW + 401 * MS), "a failover does not take that long: they are lost"
+    assert egress.delivered() == [7]
 
 
 def test_best_effort_waits_half_as_long_because_nobody_sends_it_again():
@@ -85,7 +98,7 @@ def test_best_effort_waits_half_as_long_because_nobody_sends_it_again():
 
 
 def test_a_message_that_is_due_does_not_wait():
-    egress = Egress(deadline_ms=50)
+    egress = Egress(deadline_ms=50, loss_tolerance=1)
     egress.receive(1)
     egress.core.router_up("r1", Outbox(), NOW)
     egress.core.router_down("r1", NOW)

@@ -3,8 +3,10 @@
 Two edges and two routing brokers with their real cores, in virtual time of one millisecond a step.
 The links from the routing brokers to the egress edge carry less than is offered. The primary dies at
 any moment; the edges and the backup notice it at any moment within the failover time they promise.
-As long as what may not be shed fits through the link, no publisher's messages are lost more than
-`loss_tolerance` in a row, and none comes twice or out of order.
+As long as what may not be shed fits through the link (here up to 2.1 times too much is offered) no
+publisher's messages are lost more than `loss_tolerance` in a row, and none comes twice or out of
+order. It holds also if the link carries a quarter of that for a while before the crash: what waits then
+has copies or is retained.
 """
 
 from collections.abc import Callable
@@ -34,8 +36,10 @@ PAYLOAD_BYTES = 1_000
 ACKNOWLEDGE_MS = 10
 END_MS = 500
 """When publishers stop."""
+HEARD_MS = 150
+"""By then every publisher has been heard: who has heard nothing yet does not know what it misses."""
 SLACK_MS = 20
-"""How far from the beginning and the end of publishing the crash stays."""
+"""How far from the end of publishing the crash stays."""
 
 
 class Kind(NamedTuple):
@@ -93,6 +97,11 @@ class Crash(NamedTuple):
     """For so long before the crash ..."""
     squeeze: float
     """... the link carries so much less again."""
+
+    @property
+    def noticed_ms(self) -> int:
+        """When everybody has noticed."""
+        return self.at_ms + max(self.ingress_after_ms, self.backup_after_ms, self.egress_after_ms)
 
 
 Partners = tuple[str | None, str | None]
@@ -174,10 +183,15 @@ class World:
         for _ in range(20 * END_MS):
             self.step(publishing=False)
             self._crash(crash)
-            if self.downlinks["r2"].wire.outbox.is_idle and not self.egress.has_held:
+            if self.now_ms > crash.noticed_ms and self._is_quiet():
                 break
         for core in (self.ingress, self.egress, self.routers["r2"]):
             core.validate()
+
+    def _is_quiet(self) -> bool:
+        """Nothing is on its way any more."""
+        outboxes = (self.uplinks["r2"].outbox, self.downlinks["r2"].wire.outbox)
+        return all(outbox.is_idle for outbox in outboxes) and not self.egress.has_held
 
     def longest_runs(self) -> dict[str, int]:
         """The longest loss of any publisher, by kind of topic; the last message may be the one shed."""
@@ -251,13 +265,13 @@ class World:
 _within = st.integers(0, FAILOVER_MS - 5)
 _crashes = st.builds(
     Crash,
-    st.integers(SLACK_MS, END_MS - SLACK_MS),
+    st.integers(HEARD_MS, END_MS - SLACK_MS),
     _within,
     _within,
     _within,
     st.integers(0, 3),
     st.integers(0, 150),
-    st.sampled_from([1.0, 1.2]),
+    st.sampled_from([1.0, 1.2, 4.0]),
 )
 _phases = st.lists(st.integers(0, 19), min_size=len(TOPICS), max_size=len(TOPICS))
 
@@ -279,7 +293,7 @@ def _within_tolerance(world: World) -> bool:
 
 
 @settings(max_examples=25)
-@given(factor=st.sampled_from([1.2, 1.5]), crash=_crashes, phases=_phases)
+@given(factor=st.sampled_from([1.2, 1.5, 2.0]), crash=_crashes, phases=_phases)
 def test_losses_by_overload_and_by_a_crash_together_stay_within_the_tolerance(
     factor: float, crash: Crash, phases: list[int]
 ) -> None:
@@ -287,10 +301,12 @@ def test_losses_by_overload_and_by_a_crash_together_stay_within_the_tolerance(
     world.run(crash)
     assert _within_tolerance(world), world.longest_runs()
     dropped = world.routers["r1"].statistics().dropped
-    assert dropped.get("shed_best_effort", 0) or crash.at_ms < 100, "the link was not overloaded"
+    assert dropped.get("shed_best_effort", 0), "the link was not overloaded"
 
 
 SQUEEZED = [Crash(at_ms, 20, 40, 40, 0, 120, 4.0) for at_ms in range(200, 320, 10)]
+UNNOTICED = [crash._replace(backup_after_ms=300) for crash in SQUEEZED]
+"""The backup still has its link to the primary: longer than an egress waits for what is missing."""
 
 
 def _runs_of(crashes: list[Crash], adapt: Adapt = lambda _, partners: partners) -> list[bool]:
@@ -303,6 +319,7 @@ def _runs_of(crashes: list[Crash], adapt: Adapt = lambda _, partners: partners) 
 def test_these_crashes_are_survived() -> None:
     """The ones that the tests below use to show what each safeguard is for."""
     assert all(_runs_of(SQUEEZED))
+    assert all(_runs_of(UNNOTICED))
 
 
 def test_without_copies_for_an_overloaded_edge_some_crash_costs_too_much() -> None:
@@ -322,4 +339,4 @@ def test_if_a_backup_lets_new_messages_go_before_its_copies_some_crash_costs_too
         backup, _ = partners
         return backup, None
 
-    assert not all(_runs_of(SQUEEZED, late))
+    assert not all(_runs_of(UNNOTICED, late))

@@ -88,7 +88,7 @@ def test_what_is_held_back_is_let_go_by_the_new_deadline(lan: Lan) -> None:
     lan.arrive(1)
     lan.arrive(3)  # the primary has just come up: this may be a race
     assert lan.core.has_held
-    change(lan, URGENT)
+    change(lan, replace(URGENT, loss_tolerance=1))
     lan.now_ns += 10 * MS
     lan.core.release_held(lan.now_ns)
     assert lan.core.has_held

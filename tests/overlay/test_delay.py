@@ -12,6 +12,7 @@ from overlay.delay import (
     LinkClock,
     add_shifts,
     age_bound_ns,
+    link_bound_ns,
 )
 from overlay.equations import (
     Helper,
@@ -109,6 +110,23 @@ def test_the_bound_is_never_below_the_true_age(journey):
         seen_ms = stages[-1][1]
         elapsed_ns = nodes[-1].read(seen_ms) - nodes[0].read(born_ms) + shift_ns
         assert age_bound_ns(elapsed_ns, drift_ppm) >= (seen_ms - born_ms) * MILLISECOND_NS
+
+
+@given(journeys(links_most=1))
+def test_the_bound_of_a_link_is_never_below_the_time_spent_on_it(journey):
+    drift_ppm, (sender, receiver), helpers, _, ((sent_ms, arrived_ms),) = journey
+    clock = LinkClock(drift_ppm)
+    known = teach(clock, receiver, sender, helpers[0], arrived_ms)
+    now_ns = receiver.read(arrived_ms)
+    bound_ns = link_bound_ns(sender.read(sent_ms), clock.shift_at(now_ns), now_ns, drift_ppm)
+    assert (bound_ns > 0) == bool(known)
+    if known:
+        assert bound_ns >= (arrived_ms - sent_ms) * MILLISECOND_NS
+        # It errs by no more than the best helper took, and drift: that of a message does not.
+        took_ms = min(arrived - sent for _, sent, arrived in known)
+        drifted_ms = (2 * LINKS_MAX + 5) * drift_ppm * (HORIZON_MS + 20_000) / 1e6
+        assert bound_ns <= (arrived_ms - sent_ms + took_ms + drifted_ms + 1) * MILLISECOND_NS
+    assert link_bound_ns(0, clock.shift_at(now_ns), now_ns, drift_ppm) == 0
 
 
 def test_a_message_born_long_before_the_first_helper_is_not_made_younger_by_drift():

@@ -3,7 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.batch import BATCH_HEADER_BYTES, FRAME_OVERHEAD_BYTES, Run, cut_run, encode_batch, encode_message
+from overlay.batch import (
+    BATCH_HEADER_BYTES,
+    FRAME_OVERHEAD_BYTES,
+    Passage,
+    Run,
+    check_messages,
+    cut_run,
+    decode_batch_header,
+    encode_batch,
+    encode_message,
+)
+from overlay.delay import age_bound_ns, link_bound_ns
+from overlay.framing import FRAME_HEADER_BYTES
+from overlay.limits import DRIFT_PPM, RUN_OVERHEAD_BYTES
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
@@ -29,6 +42,13 @@ def tracer(rate: float = 1.0) -> Tracer:
     return made
 
 
+def admit(made: Tracer, frame: bytes, peer: str, clock_shift_ns: int, now_ns: int) -> Passage:
+    """As a core does with a frame that has sampled messages."""
+    sampled = check_messages(frame, decode_batch_header(frame).messages, made.threshold)
+    assert sampled is not None
+    return made.admit(sampled, peer, clock_shift_ns, now_ns, sent_ns=now_ns - 250, link_shift_ns=50)
+
+
 def records(made: Tracer) -> list[Record]:
     return [Record(*values) for values in RECORD.iter_unpack(made.log.take()[1])]
 
@@ -43,6 +63,9 @@ def test_the_walk_finds_what_the_sampling_says(names: list[tuple[int, int, int]]
             expected.append(len(data))
         data += message(sequence, publisher, size)
     assert sampled_offsets(data, 0, sampling.threshold) == expected
+    frame = encode_batch(1, 9, 0, (Run(len(names), data),))[FRAME_HEADER_BYTES:]
+    in_frame = [BATCH_HEADER_BYTES + offset for offset in expected]
+    assert check_messages(frame, len(names), sampling.threshold) == (in_frame or None)
 
 
 @given(st.binary(max_size=300))
@@ -51,14 +74,15 @@ def test_garbage_is_walked_without_harm(garbage: bytes):
 
 
 def test_a_frame_without_sampled_messages_leaves_no_trace():
-    made = tracer(0.0)
-    assert made.admit(body(message(1), message(2)), "edge-1", 0, 5_000) is None
+    frame = body(message(1), message(2))
+    assert check_messages(frame, 2, tracer(0.0).threshold) is None
+    assert check_messages(frame, 2) is None
 
 
 def test_what_leaves_an_outbox_is_recorded_with_both_times():
     made = tracer()
     frame = body(message(1), message(2), message(3))
-    came = made.admit(frame, "edge-1", 200, 5_000)
+    came = admit(made, frame, "edge-1", 200, 5_000)
     outbox = Outbox()
     outbox.trace = made.link("edge-2")
     cut = BATCH_HEADER_BYTES + len(message(1))
@@ -79,9 +103,10 @@ def test_what_leaves_an_outbox_is_recorded_with_both_times():
         born_ns=1_000,
         in_ns=5_000,
         out_ns=8_000,
-        age_bound_ns=4_200,
-        link_bound_ns=0,
-        slack_ns=50_000_000 - 4_200,
+        # What was measured, with the drift of every clock on the way.
+        age_bound_ns=age_bound_ns(4_200, DRIFT_PPM),
+        link_bound_ns=link_bound_ns(4_750, 50, 5_000, DRIFT_PPM),
+        slack_ns=50_000_000 - age_bound_ns(4_200, DRIFT_PPM),
         deadline_ns=50_000_000,
     )
 
@@ -91,7 +116,7 @@ def test_only_the_sampled_messages_of_a_run_are_recorded():
     messages = [message(sequence) for sequence in range(1, 41)]
     sampled = [sequence for sequence in range(1, 41) if Sampling(0.3).is_sampled(7, sequence)]
     frame = body(*messages)
-    came = made.admit(frame, "edge-1", 0, 5_000)
+    came = admit(made, frame, "edge-1", 0, 5_000)
     run = cut_run(40, frame, BATCH_HEADER_BYTES, len(frame), came)
     made.link("edge-2").sent(run, 8_000)
     assert [record.sequence for record in records(made)] == sampled
@@ -100,7 +125,7 @@ def test_only_the_sampled_messages_of_a_run_are_recorded():
 def test_what_is_shed_is_recorded_and_the_rest_keeps_its_passage():
     made = tracer()
     frame = body(message(1), message(2), message(3))
-    came = made.admit(frame, "edge-1", 0, 5_000)
+    came = admit(made, frame, "edge-1", 0, 5_000)
     run = cut_run(3, frame, BATCH_HEADER_BYTES, len(frame), came)
     link = made.link("edge-2")
     kept = Run(1, message(2))
@@ -115,7 +140,7 @@ def test_what_is_shed_is_recorded_and_the_rest_keeps_its_passage():
 
 def test_a_full_outbox_and_a_lost_peer_are_recorded():
     made = tracer()
-    outbox = Outbox(capacity_bytes=100)
+    outbox = Outbox(capacity_bytes=2 * (len(message(1)) + RUN_OVERHEAD_BYTES))
     outbox.trace = made.link("edge-2")
     for sequence in (1, 2, 3):
         run = Run(1, message(sequence))
@@ -141,8 +166,7 @@ def test_copies_that_are_dropped_are_no_loss():
 def test_what_is_sent_again_came_when_it_came():
     made = tracer()
     frame = body(message(1), message(2))
-    came = made.admit(frame, "client-1", 0, 5_000)
-    assert came is not None
+    came = admit(made, frame, "client-1", 0, 5_000)
     made.remember(frame, came)
     again = Run(2, message(1) + message(99))
     made.send_again(again)
@@ -161,3 +185,42 @@ def test_the_age_of_a_published_message_is_nobodys_bound():
     (record,) = records(made)
     assert (record.in_ns, record.out_ns, record.age_bound_ns, record.peer_in) == (1_000, 1_500, 0, 0)
     assert run.came is not None and run.came.clock_shift_ns == UNKNOWN_CLOCK_SHIFT
+
+
+def test_a_record_is_laid_out_as_the_schema_says():
+    """The tracer writes field by field what readers unpack with `RECORD`, the largest values too."""
+    made = tracer()
+    publisher, sequence, topic = 2**63 - 2, 2**63 - 3, 2**32 - 4
+    made.define_topic(topic, "last", QOS)
+    data = encode_message(topic, publisher, sequence, 2**62, b"x")
+    came = Passage([0], 2**62 + 5, 65_535, UNKNOWN_CLOCK_SHIFT, 2**62)
+    made.message(Event.DROPPED, Reason.OTHER, data, 0, came, 2**62 + 9, 65_534)
+    (record,) = records(made)
+    assert record == Record(
+        Event.DROPPED,
+        Reason.OTHER,
+        65_535,
+        65_534,
+        topic,
+        publisher,
+        sequence,
+        2**62,
+        2**62 + 5,
+        2**62 + 9,
+        0,
+        2**62,
+        UNKNOWN_SLACK,
+        50_000_000,
+    )
+
+
+def test_a_full_log_loses_records_and_counts_them():
+    log = TraceLog(Sampling(1), limit_bytes=2 * RECORD.size)
+    made = Tracer(log)
+    for sequence in (1, 2, 3):
+        run = Run(1, message(sequence))
+        made.publish(run, 1_000)
+        made.link("edge-1").sent(run, 1_500)
+    assert (log.recorded, log.lost) == (2, 1)
+    assert [record.sequence for record in records(made)] == [1, 2]
+    assert (log.recorded, log.waiting_bytes) == (2, 0)

@@ -25,7 +25,10 @@ TABLE_3 = {
 
 
 def test_what_there_is() -> None:
-    assert set(library()) == {"two-lans", "star-8", "pubsubcoord-8-cases", "frame-edge-cloud", "global"}
+    assert set(library()) == {
+        *("two-lans", "star-8", "pubsubcoord-8-cases", "frame-edge-cloud", "global"),
+        *("wind-farm", "wind-farm-storm"),
+    }
 
 
 @pytest.mark.parametrize("name", sorted(library()))

@@ -21,9 +21,10 @@ from typing import Final
 from overlay.errors import IsthmusError
 from overlay.limits import SECOND_NS
 from runtime.tracing import TraceSettings
-from topology.drills.actions import HAPPENED, INJECT, UNDO, UNDONE
-from topology.drills.history import Phases, judge_history, longest_gap_ms
-from topology.drills.script import Drill, Fault
+from topology.drills.actions import DEEDS
+from topology.drills.history import Excuse, Phases, judge_history, longest_gap_ms
+from topology.drills.script import Action, Drill, Fault
+from topology.drills.soak import Soak, soaking
 from topology.drills.targets import choose
 from topology.drills.verdict import DrillResult, InjectedFault, unknown, verdict_of
 from topology.driver import Driver, running
@@ -34,9 +35,11 @@ from topology.observer import Observer
 from topology.promises import (
     Promise,
     bounds_true,
+    gets_topics,
     healthy_keep_topics,
+    keeps_flowing,
     leader_in_time,
-    losses_tolerated,
+    losses_excused,
     messages_flow,
     messages_genuine,
     no_duplicates,
@@ -44,7 +47,7 @@ from topology.promises import (
     order_kept,
     whole_again,
 )
-from topology.settling import STABLE_S, wait_settled
+from topology.settling import STABLE_S, NotWholeError, wait_settled
 from topology.snapshot import Snapshot
 
 CALM_S: Final = 2.0
@@ -57,6 +60,15 @@ PATIENCE_S: Final = 10.0
 """How much longer than promised something is waited for, so that it can be said how late it was."""
 RECOVERY_S: Final = 30.0
 """An overlay whose faults are undone is whole again within this long."""
+MOVE_NS: Final = 2 * SECOND_NS
+"""A client whose edge is gone is served by another one of its LAN within this long."""
+ON_THE_WAY_NS: Final = SECOND_NS
+"""Messages published so long before an edge went away may have been on their way to it."""
+SILENCE_MAX_MS: Final = 1_000.0
+"""Messages that keep flowing are never silent for longer, beyond their period."""
+STALL_MAX_MS: Final = 250.0
+"""A machine that stands still for longer may have silenced a stream by itself."""
+STALL_POLL_S: Final = 0.02
 TAIL_S: Final = 1.5
 """Messages flow so long after the recovery."""
 
@@ -99,6 +111,8 @@ async def _play(plan: Plan, observer: Observer) -> DrillResult:
     ) as driver:
         result = await _Play(plan, driver, observer).run()
         driver.keeps_directory |= bool(result.reasons())
+        if driver.keeps_directory:
+            observer.say(f"logs and records are kept in {driver.directory}")
         return result
 
 
@@ -109,6 +123,8 @@ class _Happening:
     fault: Fault
     target: str
     at_ns: int
+    orphans: list[str]
+    """Topics whose primary was hit."""
     healed_ns: int | None = None
 
 
@@ -121,9 +137,13 @@ class _Play:
     load: LoadRunner = field(init=False)
     promises: list[Promise] = field(default_factory=list)
     happened: list[_Happening] = field(default_factory=list)
+    excuses: list[Excuse] = field(default_factory=list)
     started_ns: int = 0
     whole_ns: int = 0
     stopped_ns: int = 0
+    soak: Soak | None = None
+    stall_ms: float = 0.0
+    """The longest this process, which does little, was kept from running since messages count."""
 
     def __post_init__(self) -> None:
         self.randomness = random.Random(self.plan.seed)
@@ -142,11 +162,20 @@ class _Play:
             f"{rate:g} messages/s from {len(topology.publishers)} publishers to "
             f"{len(topology.subscribers)} subscribers on {len(topology.topics)} topics"
         )
+        watching = asyncio.create_task(self._watch_machine())
+        try:
+            if not self.plan.drill.churns:
+                return await self._measured()
+            async with soaking(self.driver, self.plan.seed) as self.soak:
+                return await self._measured()
+        finally:
+            watching.cancel()
+
+    async def _measured(self) -> DrillResult:
         await self._flow_until(CALM_S, "calm before the fault")
         await self._check_rates()
-        for fault in self.plan.drill.faults:
-            await self._go_through(fault)
-        await self._recover()
+        if await self._suffer():
+            await self._recover()
         seconds = self.plan.drill.seconds if self.plan.seconds is None else self.plan.seconds
         await self._flow_until(max(seconds, self._elapsed_s + TAIL_S), "calm after the fault")
         self.stopped_ns = time.monotonic_ns()
@@ -154,7 +183,32 @@ class _Play:
         self.observer.progress("publishers stopped, the last messages arrive")
         return await self._judge(await self.load.results())
 
+    async def _watch_machine(self) -> None:
+        while True:
+            due_s = time.monotonic() + STALL_POLL_S
+            await asyncio.sleep(STALL_POLL_S)
+            self.stall_ms = max(self.stall_ms, 1e3 * (time.monotonic() - due_s))
+
     # What happens
+
+    async def _suffer(self) -> bool:
+        """Go through all faults; False if the overlay did not recover from one of them.
+
+        Then the drill goes on without the others, for what it still shows.
+        """
+        try:
+            for fault in self.plan.drill.faults:
+                await self._go_through(fault)
+            for happening in self.happened:
+                if happening.healed_ns is None:
+                    await self._undo(happening)
+        except NotWholeError as error:
+            if not self.happened:
+                raise
+            self.promises.append(whole_again(None, RECOVERY_S, str(error)))
+            self.whole_ns = time.monotonic_ns()
+            return False
+        return True
 
     async def _check_rates(self) -> None:
         """Raise LoadError unless every stream flows: what is silent before a fault proves nothing."""
@@ -171,25 +225,67 @@ class _Play:
 
     async def _go_through(self, fault: Fault) -> None:
         await self._flow_until(CALM_S + fault.at_s, f"until {fault.whom} is hit")
-        before = await wait_settled(self.driver, self.observer, "before a fault", stable_s=STABLE_S)
-        target = choose(fault.whom, before, self.driver.topology, self.randomness)
-        happening = _Happening(fault, target, time.monotonic_ns())
+        before = await self._wait_whole("before a fault")
+        orphans = [topic for happening in self.happened for topic in happening.orphans]
+        targets = await choose(fault.whom, self.driver, before, self.randomness, orphans)
+        for number, target in enumerate(targets):
+            if number:
+                before = await self._wait_whole(f"before {target} is hit")
+            happening = await self._inject(fault, target, before)
+            if not fault.undone_last:
+                await self._undo(happening)
+
+    async def _inject(self, fault: Fault, target: str, before: Snapshot) -> _Happening:
+        topics = [topic for topic, (primary, _) in before.assignment.items() if primary == target]
+        happening = _Happening(fault, target, time.monotonic_ns(), topics)
         self.happened.append(happening)
-        await INJECT[fault.action](self.driver, target)
-        self.observer.say(f"{HAPPENED[fault.action]} {self._described(target, before)}")
+        deeds = DEEDS[fault.action]
+        await deeds.inject(self.driver, target)
+        self._excuse_moving(target, happening.at_ns)
+        self.observer.say(f"{deeds.happened} {self._described(target, before)}")
         if target == before.leader and fault.replaced:
             await self._see_leader_change(happening, before)
         if fault.replaced:
-            after = await wait_settled(
-                self.driver, self.observer, f"without {target}", avoid=[target], timeout_s=RECOVERY_S
-            )
+            after = await self._wait_whole(f"without {target}", stable_s=0.0)
             self.promises.append(healthy_keep_topics(before.assignment, after.assignment, target))
             self.observer.say(f"others have taken over, {_since_ms(happening.at_ns):.0f} ms after that")
+        elif fault.action is Action.ADD:
+            after = await self._wait_whole(f"with {target}")
+            self.promises.append(gets_topics(after.assignment, target))
         since_s = (happening.at_ns - self.started_ns) / SECOND_NS
         await self._flow_until(since_s + fault.lasts_s, f"{fault.action} of {target}")
-        await UNDO[fault.action](self.driver, target)
+        return happening
+
+    def _excuse_moving(self, target: str, at_ns: int) -> None:
+        """A subscriber whose edge goes away may miss what is on its way while it moves to another."""
+        topology = self.driver.topology
+        moving = {number for number, item in enumerate(topology.subscribers) if item.edge == target}
+        # Who was sent here when its own edge went away has to move again.
+        others = {edge for lan in topology.lans if target in lan.edges for edge in lan.edges}
+        if any(happening.target in others for happening in self.happened[:-1]):
+            moving |= {number for number, item in enumerate(topology.subscribers) if item.edge in others}
+        if moving:
+            until_ns = time.monotonic_ns() + MOVE_NS
+            self.excuses.append(Excuse(frozenset(moving), at_ns - ON_THE_WAY_NS, until_ns))
+
+    async def _undo(self, happening: _Happening) -> None:
+        deeds = DEEDS[happening.fault.action]
+        await deeds.undo(self.driver, happening.target)
         happening.healed_ns = time.monotonic_ns()
-        self.observer.say(f"{UNDONE[fault.action]} {target}")
+        self.observer.say(f"{deeds.undone} {happening.target}")
+
+    async def _wait_whole(self, when: str, stable_s: float | None = None) -> Snapshot:
+        """Wait until the overlay is whole but for those who are hit right now."""
+        if stable_s is None:
+            stable_s = self.plan.drill.settled_s
+        hit = [
+            happening.target
+            for happening in self.happened
+            if happening.healed_ns is None and happening.fault.action is not Action.ADD
+        ]
+        return await wait_settled(
+            self.driver, self.observer, when, avoid=hit, stable_s=stable_s, timeout_s=RECOVERY_S
+        )
 
     async def _see_leader_change(self, happening: _Happening, before: Snapshot) -> None:
         limit_s = self.driver.session_timeout_s + LEADER_GRACE_S
@@ -211,7 +307,7 @@ class _Play:
         undone_ns = max(happening.healed_ns or happening.at_ns for happening in self.happened)
         try:
             await wait_settled(self.driver, self.observer, "after all", timeout_s=RECOVERY_S)
-        except DriverError as error:
+        except NotWholeError as error:
             self.promises.append(whole_again(None, RECOVERY_S, str(error)))
         else:
             self.promises.append(whole_again(_since_ms(undone_ns), RECOVERY_S))
@@ -247,13 +343,19 @@ class _Play:
                 qos.loss_tolerance,
                 qos.deadline_ms,
                 phases,
+                self.excuses,
             )
             for topic, qos in topology.topics.items()
             if topology.publishing_lans(topic) and topology.subscribing_lans(topic)
         )
         verdicts = [topic.verdict for topic in topics]
         self.promises += [
-            losses_tolerated(verdicts),
+            losses_excused(
+                {topic.verdict.topic: topic.charged_run for topic in topics},
+                {topic.verdict.topic: topic.verdict.loss_tolerance for topic in topics},
+                sum(topic.lost for topic in topics),
+                sum(topic.excused for topic in topics),
+            ),
             no_duplicates(verdicts, await self._dropped_duplicates()),
             order_kept(verdicts),
             messages_genuine(sum(t.verdict.delivered for t in topics), sum(t.forged for t in topics)),
@@ -261,15 +363,26 @@ class _Play:
             messages_flow(results.streams, self.stopped_ns),
             nothing_else_died(self.driver.died_unasked()),
         ]
+        if self.soak is not None:
+            self.promises += await self.soak.promises()
         wan = await self.driver.check_wan()
         if wan is not None and not wan[0]:
             raise DriverError(f"the WAN was not what was asked for: {wan[1]}")
+        gap_ms = longest_gap_ms(results.streams, phases, self.stopped_ns)
+        if plan.drill.flows:
+            flowing = keeps_flowing(gap_ms, SILENCE_MAX_MS)
+            if not flowing.held and self.stall_ms > STALL_MAX_MS:
+                raise DriverError(
+                    f"{flowing.detail}; but the machine itself stood still for {self.stall_ms:.0f} ms: "
+                    "it is too busy for a verdict"
+                )
+            self.promises.append(flowing)
         return DrillResult(
             drill=plan.drill.name,
             driver=plan.driver,
             seed=plan.seed,
             verdict=verdict_of(self.promises),
-            failover_ms=longest_gap_ms(results.streams, phases, self.stopped_ns),
+            failover_ms=gap_ms,
             faults=tuple(self._injected(happening) for happening in self.happened),
             topics=topics,
             promises=tuple(self.promises),

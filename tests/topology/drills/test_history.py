@@ -1,5 +1,7 @@
 """The checker finds every fault that is planted in a history, and finds none where there is none."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +17,8 @@ from tests.topology.drills.histories import (
     pick,
     without,
 )
-from topology.checker import Stream
-from topology.drills.history import Phases, TopicHistory, judge_history, longest_gap_ms
+from topology.checker import Stream, loss_runs
+from topology.drills.history import Excuse, Phases, TopicHistory, judge_history, longest_gap_ms
 from topology.errors import LoadError
 
 CALM = Phases(START_NS - 1, START_NS)
@@ -152,3 +154,29 @@ def test_records_that_cannot_be_are_no_verdict() -> None:
         judge()
     with pytest.raises(LoadError, match="no message of t arrived"):
         judge(without(stream, 1, 20))
+
+
+@given(lengths, st.data())
+def test_only_what_is_excused_is_not_charged(count: int, data: st.DataObject) -> None:
+    first = data.draw(st.integers(1, count - 12))
+    last = data.draw(st.integers(first, first + 9))
+    since = data.draw(st.integers(first, last))
+    until = data.draw(st.integers(since, last))
+    stream = without(flawless(count), first, last)
+    times = stream.accepted_ns
+    excuse = Excuse(frozenset({0}), times[since - 1], times[until - 1])
+    history = judge_history("t", [stream], 0, None, CALM, [excuse])
+    assert (history.lost, history.excused) == (last - first + 1, until - since + 1)
+    assert history.charged_run == max(since - first, last - until)
+    assert history.lost_beyond_tolerance == (since - first) + (last - until)
+    # Somebody else's excuse is none.
+    other = judge_history("t", [stream], 0, None, CALM, [Excuse(frozenset({1}), 0, times[-1])])
+    assert (other.excused, other.charged_run) == (0, last - first + 1)
+
+
+@given(st.integers(1, 40).flatmap(lambda sent: st.tuples(st.just(sent), st.lists(st.integers(1, sent)))))
+def test_runs_of_losses_agree_with_a_naive_model(case: tuple[int, list[int]]) -> None:
+    sent, arrived = case
+    runs = loss_runs(sent, arrived)
+    assert {s for first, last in runs for s in range(first, last + 1)} == set(range(1, sent + 1)) - {*arrived}
+    assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(runs)), "neighbours would be one run"
