@@ -23,10 +23,14 @@ from topology.errors import TopologyError
 from topology.model import Topology, load_topology
 
 _SECONDS = 15.0
+_TOPOLOGY = "two-lans"
 
 
 @click.command()
-@click.argument("topology", default="two-lans")
+@click.argument("topology", required=False)
+@click.option(
+    "--topology", "named", metavar="TOPOLOGY", help="The same as the argument, as `isthmus drill` has it."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(3, 600),
@@ -58,7 +62,8 @@ _SECONDS = 15.0
     help="Folder for the traces and the report; what an earlier run left there is replaced.",
 )
 def demo(
-    topology: str,
+    topology: str | None,
+    named: str | None,
     seconds: float,
     json_file: Path | None,
     keep: bool,
@@ -68,18 +73,21 @@ def demo(
 ) -> None:
     """Watch TOPOLOGY survive the death of its leader and of a primary.
 
-    TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`.
+    TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`; two-lans
+    if none is given.
 
     Starts ZooKeeper, brokers, publishers and subscribers as processes on this machine, kills the leader
     and the primary of the busiest topic while messages flow, and compares what arrived with what was
     sent. Ends with a report of where every message spent its time, made by Spark. Exit status 0 only
     if every promise held; a report that cannot be made is no failure.
     """
+    if topology is not None and named is not None:
+        raise click.UsageError(f"{topology} and --topology {named}: give one of them")
     console = open_console()
     # Whatever ends this process, nobody must take an old result for the one of this run.
     _write(json_file, {"ok": False, "error": "the demonstration did not come to its end", "topics": []})
     try:
-        described = load_topology(topology)
+        described = load_topology(topology or named or _TOPOLOGY)
         trace = trace_everything(report_dir) if report else None
         _introduce(console, described)
         result = asyncio.run(_play(console, described, seconds, keep, driver_kind(driver), trace))

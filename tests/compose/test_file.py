@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.compose.projects import ROOT, addresses_of, container_of, docker, everything_of, reaches, wait_for
+from coordinator.member import CLIENT_PORT
+from tests.compose.projects import ROOT, addresses_of, container_of, docker, everything_of, reached, wait_for
 from topology.compose import HTTP_PORT, LISTEN_PORT, zookeeper_check
 from topology.model import load_topology
 
@@ -69,27 +70,38 @@ def test_runs_as_it_is(project: str) -> None:
 
 
 def _clients_reach_their_own_lan_only(containers: dict[str, str]) -> None:
+    def targets(name: str) -> set[str]:
+        """By name and by every address, at every port it serves."""
+        ports = (CLIENT_PORT,) if name.startswith("zookeeper") else (LISTEN_PORT, HTTP_PORT)
+        hosts = (name, *addresses_of(containers[name]))
+        return {f"{host}:{port}" for host in hosts for port in ports}
+
+    brokers = [name for name in containers if name != "report" and not name.endswith("-clients")]
     for lan in TOPOLOGY.lans:
         clients = containers[lan.client_host]
         assert len(addresses_of(clients)) == 1
-        for edge in lan.edges:
-            assert reaches(clients, edge, LISTEN_PORT)
-            assert len(addresses_of(containers[edge])) == 2
-        others = set(containers) - {*lan.edges, lan.client_host, "report"}
-        for other in others:
-            ports = (2181,) if other.startswith("zookeeper") else (LISTEN_PORT, HTTP_PORT)
-            for host in (other, *addresses_of(containers[other])):
-                assert not any(reaches(clients, host, port) for port in ports), (lan.name, other, host)
-    # What was refused above is there: the edges reach it.
-    assert reaches(containers["plant-1"], "router-1", LISTEN_PORT)
-    assert reaches(containers["plant-1"], "zookeeper-1", 2181)
+        assert all(len(addresses_of(containers[edge])) == 2 for edge in lan.edges)
+        own = {f"{edge}:{LISTEN_PORT}" for edge in lan.edges}
+        assert reached(clients, own) == own
+        others = set().union(*(targets(name) for name in brokers if name not in lan.edges))
+        assert len(others) > len(brokers)
+        assert reached(clients, others) == set()
+    # What clients do not reach is there: an edge reaches it.
+    there = {f"router-1:{LISTEN_PORT}", f"router-1:{HTTP_PORT}", f"zookeeper-1:{CLIENT_PORT}"}
+    assert reached(containers["plant-1"], there) == there
 
 
 def _two_of_three_zookeepers_serve(containers: dict[str, str]) -> None:
     docker("kill", containers["zookeeper-1"])
 
     def serves(keeper: str) -> bool:
-        check = ("exec", containers[keeper], "bash", "-c", f"{zookeeper_check(keeper, 2181)} && echo serves")
+        check = (
+            "exec",
+            containers[keeper],
+            "bash",
+            "-c",
+            f"{zookeeper_check(keeper, CLIENT_PORT)} && echo serves",
+        )
         return docker(*check, check=False) == "serves"
 
     for keeper in ("zookeeper-2", "zookeeper-3"):
