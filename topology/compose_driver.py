@@ -48,6 +48,8 @@ from topology.network import NETWORK, NetworkPlan, read_network
 KIND: Final = "compose"
 KEEPERS: Final = 3
 END_TIMEOUT_S: Final = 10.0
+HEALTHY_TIMEOUT_S: Final = 120.0
+HEALTHY_POLL_S: Final = 0.2
 DRAIN_TIMEOUT_S: Final = 20.0
 """A broker that is asked to end gives up handing over after ten seconds by itself."""
 HURRY_AFTER_S: Final = 0.3
@@ -133,10 +135,16 @@ class ComposeDriver(EmulatedFaults):
         )
         self._project = Project(self._engine, f"isthmus-{self._claim.run}", file)
         self._say(f"containers of project {self._project.name}, see docker ps")
-        await _uncancelled(asyncio.to_thread(self._project.up, [*self._keepers, *self._nodes]))
-        if clients := [lan.client_host for lan in self.topology.lans if self._has_clients(lan.name)]:
-            await _uncancelled(asyncio.to_thread(self._project.create, clients))
+        await _uncancelled(asyncio.to_thread(self._project.up, self._keepers))
+        clients = [lan.client_host for lan in self.topology.lans if self._has_clients(lan.name)]
+        await _uncancelled(asyncio.to_thread(self._project.create, [*self._nodes, *clients]))
+        await self._wait_healthy(self._keepers)
+        self._say(f"{KEEPERS} ZooKeeper servers are healthy")
         await self._start_wan()
+        for name in self._nodes:
+            # Attached before it has found its peers: the WAN carries, and sees, all that it says.
+            await asyncio.to_thread(self._project.start, name)
+            await self._attach([name])
         await asyncio.gather(*(self._wait_serving(name, START_TIMEOUT_S) for name in self._nodes))
         await self._calibrate()
 
@@ -353,7 +361,7 @@ class ComposeDriver(EmulatedFaults):
                 ],
             }
         )
-        await self._attach([*self._keepers, *self._nodes])
+        await self._attach(self._keepers)
 
     async def _calibrate(self) -> None:
         ends = {
@@ -461,6 +469,20 @@ class ComposeDriver(EmulatedFaults):
             else:
                 self._say(f"{name} serves at {self._nodes[name].http}")
                 return
+
+    async def _wait_healthy(self, services: Iterable[str]) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + HEALTHY_TIMEOUT_S
+        while True:
+            await self._refresh()
+            ailing = [name for name in services if not self._views[name].is_healthy]
+            if not ailing:
+                return
+            if loop.time() > deadline_s:
+                raise DriverError(
+                    f"{', '.join(ailing)} not healthy after {HEALTHY_TIMEOUT_S:g} s: see docker logs"
+                )
+            await asyncio.sleep(HEALTHY_POLL_S)
 
     async def _end_brokers(self) -> None:
         """Let brokers close what they record; all at once, and not longer than that takes."""

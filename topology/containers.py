@@ -40,6 +40,8 @@ class View:
     identifier: str
     state: str
     """created, running, paused, exited, ... as the engine calls it."""
+    is_healthy: bool
+    """Its health check says so."""
     addresses: dict[str, str]
     """By network, without the project's name."""
 
@@ -153,6 +155,8 @@ class Project:
                 service=container.attrs["Labels"].get(SERVICE_LABEL, ""),
                 identifier=str(container.id),
                 state=container.attrs["State"],
+                # The engine tells it in words, "Up 5 seconds (healthy)", unless each container is asked.
+                is_healthy="(healthy)" in container.attrs["Status"],
                 addresses={
                     name.removeprefix(f"{self.name}_"): entry["IPAddress"]
                     for name, entry in networks.items()

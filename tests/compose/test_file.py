@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -63,10 +64,14 @@ def test_runs_as_it_is(project: str) -> None:
     }
     # Every subscriber has heard every publisher of its topic.
     for lan in TOPOLOGY.lans:
-        wait_for(lambda lan=lan: '"warm"' in docker("logs", containers[lan.client_host]), 60, "warm clients")
+        wait_for(partial(_is_warm, containers[lan.client_host]), 60, "warm clients")
     _clients_reach_their_own_lan_only(containers)
     _two_of_three_zookeepers_serve(containers)
     _the_report_is_written(containers["report"])
+
+
+def _is_warm(clients: str) -> bool:
+    return '"warm"' in docker("logs", clients)
 
 
 def _clients_reach_their_own_lan_only(containers: dict[str, str]) -> None:
@@ -105,7 +110,7 @@ def _two_of_three_zookeepers_serve(containers: dict[str, str]) -> None:
         return docker(*check, check=False) == "serves"
 
     for keeper in ("zookeeper-2", "zookeeper-3"):
-        wait_for(lambda keeper=keeper: serves(keeper), 30, f"{keeper} without zookeeper-1")
+        wait_for(partial(serves, keeper), 30, f"{keeper} without zookeeper-1")
 
 
 def _the_report_is_written(report: str) -> None:
