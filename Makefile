@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology isthmus benchmarks
+SOURCES := overlay runtime coordinator routing_broker edge_broker clients spark_analysis topology simulation isthmus benchmarks
 TESTFLAGS ?=
 
 .DEFAULT_GOAL := help
@@ -62,9 +62,16 @@ test: install ## Unit and integration tests, with a real ZooKeeper
 test-slow: install ## Spark on a cluster, reports of whole testbeds: more than ten seconds each
 	$(BIN)/python -m pytest -m slow $(TESTFLAGS)
 
+SEEDS ?= 500
+
+.PHONY: sim
+sim: install ## SEEDS=500 overlays in virtual time while everything goes wrong
+	$(BIN)/isthmus sim --seeds $(SEEDS)
+
 .PHONY: drills
 drills: install ## Every drill on the process testbed; all must hold (some ten minutes)
 	mkdir -p results
+	$(BIN)/python -m benchmarks.machine > results/drills-machine.json
 	$(BIN)/isthmus drill all --no-report --json results/drills.json
 
 # How long clients, topics and brokers come and go: make soak SECONDS=600
@@ -76,7 +83,7 @@ soak: install ## An hour of churn; no broker may grow in memory, descriptors or 
 
 .PHONY: drills-table
 drills-table: ## Put the result of make drills into benchmarks/results and docs/drills.md
-	cp results/drills.json benchmarks/results/drills.json
+	cp results/drills.json results/drills-machine.json benchmarks/results/
 	$(BIN)/python -m topology.drills.table benchmarks/results/drills.json docs/drills.md
 
 # More inputs, or those of another run: make fuzz INPUTS=1000000 SEED=7

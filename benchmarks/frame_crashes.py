@@ -103,6 +103,14 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
         "dropped": dropped,
         "publisher": {"slipped_periods": sent["slipped_periods"], "latest_send_ms": sent["latest_send_ms"]},
         "history": crashes,
+        "slow_windows": [
+            {
+                "after_crash": sum(crash["killed_ns"] <= end_ns for crash in crashes),
+                "after_ms": _since_crash_ms(crashes, end_ns),
+                "peaks_ms": peaks,
+            }
+            for end_ns, peaks in received["slow_windows"]
+        ],
         "gaps": [
             {
                 "after_crash": sum(crash["killed_ns"] <= at_ns for crash in crashes),
@@ -125,10 +133,12 @@ async def _crash(testbed: Testbed, randomness: random.Random, pause_most_s: floa
     killed_ns = time.monotonic_ns()
     await testbed.child(victim).kill()
     await testbed.start_broker(victim)
+    started_s = (time.monotonic_ns() - killed_ns) / SECOND_NS
     await testbed.wait_for(lambda: is_whole(testbed), f"{victim}'s return", OVERCOME_TIMEOUT_S)
     return {
         "router": victim,
         "killed_ns": killed_ns,
+        "started_s": round(started_s, 2),
         "overcome_s": round((time.monotonic_ns() - killed_ns) / SECOND_NS, 2),
     }
 

@@ -25,7 +25,7 @@ from coordinator.errors import (
 )
 from coordinator.keeper import EphemeralKeeper
 from coordinator.leader import Leader, LeaderCounters
-from coordinator.limits import OPERATION_TIMEOUT_S, RESYNC_S, TOPIC_ID_MAX
+from coordinator.limits import OPERATION_TIMEOUT_S, READS_PER_S, RESYNC_S, TOPIC_ID_MAX
 from coordinator.mirror import (
     FolderMirror,
     LeaderMirror,
@@ -153,6 +153,10 @@ class Coordinator:
     def cluster(self) -> str:
         """Which cluster this is; empty before `start`."""
         return self._cluster
+
+    def set_reading_pace(self, reads_per_s: float = READS_PER_S) -> None:
+        """How fast to read what is watched when there is very much of it: messages have to wait meanwhile."""
+        self._settings.pace.reads_per_s = reads_per_s
 
     def statistics(self) -> CoordinatorStatistics:
         """The counters as they are now."""

@@ -422,7 +422,7 @@ class Leader:
         routers = self._routers or {}
         for router in self._folders.keys() & routers.keys():
             self._gone_since_ns.pop(router, None)
-        for router in self._folders.keys() - routers.keys():
+        for router in sorted(self._folders.keys() - routers.keys()):
             gone_ns = now_ns - self._gone_since_ns.setdefault(router, now_ns)
             if self._folders[router] or gone_ns < FOLDER_KEPT_S * SECOND_NS:
                 continue

@@ -65,6 +65,13 @@ class MirrorCounters:
     """Reads that failed for another reason than a broken connection, records that made no sense included."""
 
 
+@dataclass(slots=True)
+class ReadingPace:
+    """How fast the mirrors that share it read when very many are hinted at once."""
+
+    reads_per_s: float = READS_PER_S
+
+
 @dataclass(frozen=True, slots=True)
 class MirrorSettings:
     """What the mirrors of one coordinator have in common."""
@@ -74,6 +81,7 @@ class MirrorSettings:
     randomness: random.Random = field(default_factory=random.Random)
     """Spreads the resyncs, so that many mirrors do not read at the same moment."""
     counters: MirrorCounters = field(default_factory=MirrorCounters)
+    pace: ReadingPace = field(default_factory=ReadingPace)
 
 
 class Mirror(ABC, Generic[_View]):
@@ -113,7 +121,7 @@ class Mirror(ABC, Generic[_View]):
             self._resync_timer.cancel()
         if self._task is not None:
             self._task.cancel()
-        for kind, path in self._armed:
+        for kind, path in sorted(self._armed):
             self._session.forget_watch(kind, path, self._on_hint)
         self._armed.clear()
 
@@ -182,7 +190,8 @@ class Mirror(ABC, Generic[_View]):
                 delay_s = min(max(delay_s, 2 * self._last_read_s), COALESCE_MAX_S)
             # When thousands are hinted at once, they take turns: this loop also forwards messages.
             counters = self._settings.counters
-            self._timer = self._loop.call_later(delay_s + counters.busy / READS_PER_S, self._begin)
+            delay_s += counters.busy / self._settings.pace.reads_per_s
+            self._timer = self._loop.call_later(delay_s, self._begin)
             counters.busy += 1
 
     def _begin(self) -> None:
@@ -281,9 +290,9 @@ class TopicMirror(Mirror[TopicView]):
 
     async def _read(self) -> TopicView | None:
         while True:
-            stale = {WatchKind.DATA, WatchKind.CHILDREN} - self._current
+            stale = [kind for kind in WatchKind if kind not in self._current]
             # Set before reading: a hint during the read must be able to clear it again.
-            self._current |= stale
+            self._current.update(stale)
             outcomes = await asyncio.gather(
                 *(self._read_part(kind) for kind in stale), return_exceptions=True
             )

@@ -446,7 +446,7 @@ class EdgeBroker:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
         self.dial_routers(self.partners.names)
-        for name in appeared:
+        for name in sorted(appeared):
             if (dialer := self._dialers.get(f"{Role.ROUTER}:{name}")) is not None:
                 dialer.hurry()
 
@@ -463,8 +463,8 @@ class EdgeBroker:
 
     def dial_routers(self, names: Iterable[str | None]) -> None:
         """Keep links to these routing brokers, those that are alive."""
-        for name in names:
-            record = self._routers.get(name) if name is not None else None
+        for name in sorted(name for name in names if name is not None):
+            record = self._routers.get(name)
             if record is not None:
                 self._dial(self.broker_link(record.id, Role.ROUTER), record.locator, self._proxy)
 

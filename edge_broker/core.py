@@ -145,6 +145,7 @@ class EdgeCore:
         """A client is gone, with what waits for it. Its endpoints must be gone already."""
         assert not client.publishers and not client.subscriptions
         client.outbox.discard(now_ns, int(Reason.NO_SUBSCRIBER))
+        self._targets.forget_peer(client)
         del self._clients[client.name]
 
     def ensure_topic(self, topic_id: int, name: str, qos: TopicQos) -> Topic:

@@ -2,8 +2,9 @@
 
 The *target* of a topic with interest in another LAN is its primary if that one's link is up, else
 its backup. When the target changes, for whatever reason, everything retained is sent to the new
-target, in order and before newer messages. What the old target had already delivered arrives twice
-and is dropped at the egress; nothing is lost and nothing overtakes.
+target, in order and before newer messages, and with it whatever still waits for the old one if that
+lives. What the old target had already delivered arrives twice and is dropped at the egress; nothing is
+lost and nothing overtakes.
 
 An edge may have to turn ten thousand topics at once, and messages must not wait for all of them. So
 topics are *turning* until it is their turn, some at a time (`turn_some`): first those of which the old
@@ -64,6 +65,8 @@ class Targets:
         """Topics whose target is to be chosen anew, in the order in which that is done."""
         self._undelivered: dict[Peer, dict[int, dict[int, bytes]]] = {}
         """What routing brokers that are gone never acknowledged; until no topic is turning."""
+        self._pending: tuple[object, Mapping[int, Mapping[int, bytes]]] | None = None
+        """What waits for one routing broker, as it was looked at last."""
         self.resent = 0
         """Messages sent to another routing broker again."""
         self.changes = 0
@@ -99,6 +102,7 @@ class Targets:
 
     def turn_some(self, touched: set[Peer], now_ns: int) -> None:
         """Turn the next few topics."""
+        self._pending = None
         again = Resending()
         for topic in list(islice(self._turning, TOPICS_AT_A_TIME)):
             self._turn(topic, again)
@@ -108,6 +112,11 @@ class Targets:
         """This edge has nothing to do with the topic any more."""
         self._turning.pop(topic, None)
         self._forget_undelivered()
+
+    def forget_peer(self, peer: Peer) -> None:
+        """A client is gone: routes to it are not shared any more, or they would keep it in memory."""
+        for key in [key for key, route in self._routes.items() if peer in route.peers]:
+            del self._routes[key]
 
     def set_lan_edges(self, outboxes: Mapping[str, Outbox]) -> None:
         """The other edges of this LAN, by name."""
@@ -191,6 +200,14 @@ class Targets:
         if not self._turning:
             self._undelivered.clear()
 
+    def _pending_for(self, router: Peer) -> Mapping[int, Mapping[int, bytes]]:
+        """What a routing broker has not acknowledged; looked at once if many topics turn away from it."""
+        statistics = router.outbox.statistics()
+        state = (router, statistics.messages_sent, statistics.waiting_messages, statistics.waiting_bytes)
+        if self._pending is None or self._pending[0] != state:
+            self._pending = (state, _by_publisher(router.outbox.pending()))
+        return self._pending[1]
+
     def _recall(self, topic: Topic, undelivered: Mapping[int, Mapping[int, bytes]]) -> None:
         """The target of a topic is gone: what it never acknowledged is unsent again."""
         for publisher in topic.publishers.values():
@@ -201,12 +218,15 @@ class Targets:
 
     def _retarget(self, topic: Topic, again: Resending) -> None:
         """Choose the topic's routing broker anew; a new one is to get everything retained."""
-        target = self.choose(topic)
-        changed = target is not topic.target
+        before, target = topic.target, self.choose(topic)
         topic.target = target
         self._update_onward(topic)
-        if not changed or target is None:
+        if before is target or target is None:
             return
+        if before is not None and not before.outbox.is_idle:
+            # It lives and more than is retained may still wait for it, as after a cut: the new one must
+            # get all of that too, or what is newer comes first and the rest too late.
+            self._recall(topic, self._pending_for(before))
         self.changes += 1
         self._send_all(topic, target, again)
 

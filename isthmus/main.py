@@ -9,6 +9,7 @@ _COMMANDS: Final = {
     # name: (module, attribute, one line of help)
     "demo": ("demo", "demo", "Watch two LANs talk while brokers are killed."),
     "drill": ("drill", "drill", "Break things on purpose and see whether every promise holds."),
+    "sim": ("simulation", "sim", "Run overlays in virtual time while everything goes wrong."),
     "up": ("up", "up", "Run a whole topology on this machine and watch it."),
     "edge": ("edge", "edge", "Run an edge broker for a LAN."),
     "router": ("router", "router", "Run a routing broker."),

@@ -63,6 +63,10 @@ _TOPICS_AT_A_TIME: Final = 500
 """Topics that are looked after before messages are."""
 _EDGE_LINGER_NS: Final = 10 * SECOND_NS
 """How long messages wait for an edge that is neither registered nor connected."""
+_LEARNING_S: Final = 2.0
+"""A starting broker waits for news of its topics as long as they do not fail to come for this long."""
+_STARTING_READS_PER_S: Final = 2_000.0
+"""Pace of reading while there are no messages that could wait for it."""
 _LOAD_REPORT_S: Final = 5.0
 _PRUNE_S: Final = 0.005
 """How long prunes are collected before they are sent."""
@@ -109,6 +113,7 @@ class RoutingBroker:
         self._admission = AdmissionWatch(config.delays)
         self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
+        self._assignments_read = False
         self._partners = Partners(self.id)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
@@ -122,7 +127,7 @@ class RoutingBroker:
     # Life
 
     async def start(self) -> None:
-        """Connect to ZooKeeper, listen, register, take part in the election."""
+        """Connect to ZooKeeper, learn our topics, listen, register, take part in the election."""
         config = self.config
         await self.session.start()
         await self.coordinator.start()
@@ -140,6 +145,12 @@ class RoutingBroker:
             connections_per_address=config.connections_per_address,
             tls=self._tls,
         )
+        self._watches = [
+            self.coordinator.watch_edge_names(self._on_edges),
+            self.coordinator.watch_routers(self._on_routers),
+            self.coordinator.watch_assignments(self.id, self._on_assignments),
+        ]
+        await self._learn_topics()
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
         self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
@@ -153,17 +164,29 @@ class RoutingBroker:
                 delays=config.delays,
             )
         )
-        self._watches = [
-            self.coordinator.watch_edge_names(self._on_edges),
-            self.coordinator.watch_routers(self._on_routers),
-            self.coordinator.watch_assignments(self.id, self._on_assignments),
-        ]
         self._candidacy = self.coordinator.join_election(self.id, policy_by_name(config.policy))
         self._background.spawn(every(1.0, self._housekeeping), "housekeeping")
         self._background.spawn(self._report_load(), "report load")
         if self._recorder is not None:
             self._background.spawn(self._recorder.flush_regularly(), "flush traces")
         log.info("routing broker serves", extra={"locator": self.locator, "http": self.http})
+
+    async def _learn_topics(self) -> None:
+        """Read who subscribes to the topics that were ours before a restart.
+
+        Edges turn to their primary as soon as it listens. Until then the backup serves them; afterwards
+        they would have to wait for us to read. A topic that cannot be read holds us up only for a while.
+        """
+        self.coordinator.set_reading_pace(_STARTING_READS_PER_S)
+        known = -1
+        while known < len(self._views):
+            known = len(self._views)
+            if await wait_until(self._knows_its_topics, _LEARNING_S):
+                break
+        self.coordinator.set_reading_pace()
+
+    def _knows_its_topics(self) -> bool:
+        return self._assignments_read and all(name in self._views for name in self._assigned)
 
     async def drain(self) -> None:
         """Let the leader move all topics away, then let the outboxes run empty.
@@ -300,7 +323,8 @@ class RoutingBroker:
     def _on_assignments(self, topics: frozenset[str]) -> None:
         given, taken = topics - self._assigned, self._assigned - topics
         self._assigned = topics
-        for name in given:
+        self._assignments_read = True
+        for name in sorted(given):
             handle = self._leaving.pop(name, None)
             if handle is not None:
                 handle.cancel()
@@ -308,7 +332,7 @@ class RoutingBroker:
                 self._topic_watches[name] = self.coordinator.watch_topic(name, self._on_topic)
             elif (view := self._views.get(name)) is not None:
                 self._partners.set_topic(name, view.record.primary, view.record.backup)
-        for name in taken:
+        for name in sorted(taken):
             self._partners.forget_topic(name)
             self._leaving[name] = self.hub.loop.call_later(_TOPIC_LINGER_S, self._leave_topic, name)
 
@@ -374,13 +398,13 @@ class RoutingBroker:
         appeared = routers.keys() - self._routers.keys()
         self._routers = routers
         self._dial_partners(self._partners.names)
-        for name in appeared & self._dialers.keys():
+        for name in sorted(appeared & self._dialers.keys()):
             self._dialers[name].hurry()
 
     def _dial_partners(self, partners: Iterable[str | None]) -> None:
         """Keep a link to every routing broker we share a topic with; the lower name dials."""
-        for name in partners:
-            record = self._routers.get(name) if name is not None else None
+        for name in sorted(name for name in partners if name is not None):
+            record = self._routers.get(name)
             if record is None or record.id < self.id:
                 continue
             dialer = self._dialers.get(record.id)
@@ -399,7 +423,7 @@ class RoutingBroker:
                 self._set_topic(topic)
             if number % _TOPICS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        for name in self._dialers.keys() - self._partners.names - self._routers.keys():
+        for name in sorted(self._dialers.keys() - self._partners.names - self._routers.keys()):
             await self._dialers.pop(name).stop()
             self._links.pop(f"{Role.ROUTER}:{name}", None)
         for edge in list(self.core.peers):

@@ -2,7 +2,7 @@
 
 A broker or client owns one hub and is its handler. The hub has one timer for all heartbeats;
 links with slow heartbeats (clients) are looked at less often, so that thousands of idle clients
-cost little.
+cost little, and a node that has no others wakes up less often.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ log = logging.getLogger("isthmus.hub")
 TICK_NS: Final = 10 * MILLISECOND_NS
 LATE_TICK_NS: Final = 2 * TICK_NS
 """A loop turn that has taken this long sends heartbeats in between, or peers would take us for dead."""
-SLOW_TICKS: Final = 10
-"""Slow links are looked at every this many ticks."""
+SLOW_TICK_NS: Final = 10 * TICK_NS
+"""How often slow links are looked at."""
 SLOW_HEARTBEAT_NS: Final = 100 * MILLISECOND_NS
 CLIENT_HEARTBEAT_NS: Final = 200 * MILLISECOND_NS
 """Heartbeat interval between a client and its edge broker."""
@@ -148,16 +148,19 @@ class Hub:
         self._addresses: Counter[str] = Counter()
         self._handshakes: dict[str, dict[Connection, None]] = {}
         """By address: accepted connections whose peer has not introduced itself yet, oldest first."""
-        self._connections: set[Connection] = set()
-        self._sockets: set[Connection] = set()
+        # Dictionaries keep their order: what a node does must not depend on where its objects are.
+        self._connections: dict[Connection, None] = {}
+        self._sockets: dict[Connection, None] = {}
         """Connections whose socket is open; a closed one may still hand over its last bytes."""
         self._all_gone: asyncio.Future[None] | None = None
-        self._fast: set[Connection] = set()
-        self._slow: set[Connection] = set()
-        self._to_acknowledge: set[Connection] = set()
+        self._fast: dict[Connection, None] = {}
+        self._slow: dict[Connection, None] = {}
+        self._to_acknowledge: dict[Connection, None] = {}
         self._dialers: dict[str, Dialer] = {}
         self._server: asyncio.Server | None = None
-        self._ticks = 0
+        self._resting = False
+        """The timer is set for slow links only."""
+        self._slow_due_ns = 0
         self.heartbeats_due_ns = 0
         """When heartbeats go out even if the loop has not come round to its timers."""
         self._ticker: asyncio.TimerHandle | None = None
@@ -298,21 +301,23 @@ class Hub:
 
     def connection_opened(self, connection: Connection) -> None:
         """A socket is connected; the handshake follows."""
-        self._connections.add(connection)
-        self._sockets.add(connection)
+        self._connections[connection] = None
+        self._sockets[connection] = None
         if connection.address:
             self._count_address(connection)
         if self._closing:  # it was accepted just before
             self.loop.call_soon(connection.close, CloseReason.DRAINING, "this node is shutting down")
         if self._ticker is None and not self._closing:
-            self._ticker = self.loop.call_later(TICK_NS / SECOND_NS, self._tick)
+            self._start_ticker(TICK_NS)
 
     def connection_ready(self, connection: Connection) -> None:
         """The handshake is done."""
         assert connection.link is not None and connection.liveness is not None
         self._forget_handshake(connection)
         slow = connection.liveness.interval_ns >= SLOW_HEARTBEAT_NS
-        (self._slow if slow else self._fast).add(connection)
+        (self._slow if slow else self._fast)[connection] = None
+        if not slow:
+            self._hurry_ticker()
         log.debug("link up", extra={"peer": connection.link.peer})
         self.handler.on_link_up(connection.link)
 
@@ -321,7 +326,7 @@ class Hub:
     ) -> None:
         """A connection is gone; `link` is set if it was that link's current one."""
         for group in (self._connections, self._fast, self._slow, self._to_acknowledge):
-            group.discard(connection)
+            group.pop(connection, None)
         self._forget_handshake(connection)
         self.closes[reason] += 1
         if link is not None:
@@ -330,7 +335,7 @@ class Hub:
 
     def connection_gone(self, connection: Connection) -> None:
         """The connection's socket is closed."""
-        self._sockets.discard(connection)
+        self._sockets.pop(connection, None)
         if connection.address:
             self._addresses[connection.address] -= 1
             if not self._addresses[connection.address]:
@@ -340,7 +345,9 @@ class Hub:
 
     def acknowledge_soon(self, connection: Connection) -> None:
         """Data came in: acknowledge it with the next tick."""
-        self._to_acknowledge.add(connection)
+        self._to_acknowledge[connection] = None
+        if self._resting:
+            self._hurry_ticker()
 
     # Limits
 
@@ -382,19 +389,31 @@ class Hub:
         self._ticker = None
         if not self._connections:
             return  # the next connection starts the timer again
-        self._ticker = self.loop.call_later(TICK_NS / SECOND_NS, self._tick)
         now_ns = self.clock()
-        self._ticks += 1
         self.heartbeats_due_ns = now_ns + LATE_TICK_NS
         for connection in list(self._fast):
             connection.tick(now_ns, TICK_NS)
         if self._to_acknowledge:
-            waiting, self._to_acknowledge = self._to_acknowledge, set()
-            for connection in waiting - self._fast:
-                connection.acknowledge(now_ns)
-        if self._ticks % SLOW_TICKS == 0:
+            waiting, self._to_acknowledge = self._to_acknowledge, {}
+            for connection in waiting:
+                if connection not in self._fast:
+                    connection.acknowledge(now_ns)
+        if now_ns >= self._slow_due_ns - TICK_NS // 2:
+            self._slow_due_ns = now_ns + SLOW_TICK_NS
             for connection in list(self._slow):
-                connection.tick(now_ns, SLOW_TICKS * TICK_NS)
+                connection.tick(now_ns, SLOW_TICK_NS)
+        if self._connections:
+            self._start_ticker(TICK_NS if self._fast or self._to_acknowledge else self._slow_due_ns - now_ns)
+
+    def _start_ticker(self, delay_ns: int) -> None:
+        self._resting = delay_ns > TICK_NS
+        self._ticker = self.loop.call_later(delay_ns / SECOND_NS, self._tick)
+
+    def _hurry_ticker(self) -> None:
+        """Something fast is to be done, and the timer may be set for slow links only."""
+        if self._resting and self._ticker is not None:
+            self._ticker.cancel()
+            self._start_ticker(TICK_NS)
 
     def _check_cluster(self, cluster: str) -> None:
         if cluster != self.identity.cluster:

@@ -24,6 +24,7 @@ class Deeds:
     inject: Deed
     undo: Deed
     happened: str
+    """With a place for who it was."""
     undone: str
 
 
@@ -118,16 +119,18 @@ async def _shift_back(driver: Driver, _: str) -> None:
 
 
 DEEDS: Final[dict[Action, Deeds]] = {
-    Action.KILL: Deeds(_kill, _start_again, "killed", "started again"),
-    Action.FREEZE: Deeds(_freeze, _thaw, "froze", "thawed"),
-    Action.RESTART: Deeds(_drain, _start, "drained and ended", "started again"),
-    Action.ADD: Deeds(_add, _remove, "added", "drained and removed"),
-    Action.KILL_ZOOKEEPER: Deeds(_kill_zookeeper, _start_zookeeper, "killed", "started again"),
-    Action.CUT: Deeds(_cut, _heal, "cut off", "joined again"),
-    Action.CUT_OUT: Deeds(_cut_out, _heal, "nothing leaves", "joined again"),
-    Action.CUT_BACK: Deeds(_cut_back, _heal, "nothing comes into", "joined again"),
-    Action.CUT_ZOOKEEPER: Deeds(_cut_zookeeper, _heal_zookeeper, "cut off from ZooKeeper", "joined again"),
-    Action.CUT_ROUTERS: Deeds(_cut_routers, _heal_routers, "cut off from each other", "joined again"),
-    Action.SLOW: Deeds(_slow_down, _speed_up, "slowed down the link of", "sped up again"),
-    Action.SHIFT_CLOCK: Deeds(_shift_clock, _shift_back, "set back an hour:", "set right again:"),
+    Action.KILL: Deeds(_kill, _start_again, "killed {}", "{} runs again"),
+    Action.FREEZE: Deeds(_freeze, _thaw, "froze {}", "{} goes on"),
+    Action.RESTART: Deeds(_drain, _start, "drained and ended {}", "{} runs again"),
+    Action.ADD: Deeds(_add, _remove, "added {}", "{} has drained and left"),
+    Action.KILL_ZOOKEEPER: Deeds(_kill_zookeeper, _start_zookeeper, "killed {}", "started {} again"),
+    Action.CUT: Deeds(_cut, _heal, "cut off {}", "joined {} again"),
+    Action.CUT_OUT: Deeds(_cut_out, _heal, "nothing leaves {} any more", "joined {} again"),
+    Action.CUT_BACK: Deeds(_cut_back, _heal, "nothing comes into {} any more", "joined {} again"),
+    Action.CUT_ZOOKEEPER: Deeds(
+        _cut_zookeeper, _heal_zookeeper, "cut off from ZooKeeper: {}", "{} has ZooKeeper again"
+    ),
+    Action.CUT_ROUTERS: Deeds(_cut_routers, _heal_routers, "cut off from each other: {}", "joined again: {}"),
+    Action.SLOW: Deeds(_slow_down, _speed_up, "slowed down the link of {}", "{} has its link as before"),
+    Action.SHIFT_CLOCK: Deeds(_shift_clock, _shift_back, "set {} back by an hour", "set {} right again"),
 }

@@ -12,6 +12,7 @@ keeps the drill from its end, be it the testbed, the load or the checker itself,
 """
 
 import asyncio
+import json
 import random
 import time
 import traceback
@@ -112,6 +113,9 @@ async def _play(plan: Plan, observer: Observer) -> DrillResult:
         result = await _Play(plan, driver, observer).run()
         driver.keeps_directory |= bool(result.reasons())
         if driver.keeps_directory:
+            # What each broker counted, for whoever looks for the cause.
+            statuses = json.dumps(await driver.statuses(), indent=1)
+            (driver.directory / "statuses.json").write_text(statuses, encoding="utf-8")
             observer.say(f"logs and records are kept in {driver.directory}")
         return result
 
@@ -242,7 +246,7 @@ class _Play:
         deeds = DEEDS[fault.action]
         await deeds.inject(self.driver, target)
         self._excuse_moving(target, happening.at_ns)
-        self.observer.say(f"{deeds.happened} {self._described(target, before)}")
+        self.observer.say(deeds.happened.format(self._described(target, before)))
         if target == before.leader and fault.replaced:
             await self._see_leader_change(happening, before)
         if fault.replaced:
@@ -272,7 +276,7 @@ class _Play:
         deeds = DEEDS[happening.fault.action]
         await deeds.undo(self.driver, happening.target)
         happening.healed_ns = time.monotonic_ns()
-        self.observer.say(f"{deeds.undone} {happening.target}")
+        self.observer.say(deeds.undone.format(happening.target))
 
     async def _wait_whole(self, when: str, stable_s: float | None = None) -> Snapshot:
         """Wait until the overlay is whole but for those who are hit right now."""

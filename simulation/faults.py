@@ -1,0 +1,379 @@
+"""What goes wrong in a run, drawn from its seed.
+
+Two kinds of faults have a life of their own each. Faults of the *data plane* (brokers, clients, links
+between them) come one after the other, and only when the overlay has recovered from the last one: what
+is promised is promised for one of them at a time (docs/guarantees.md). Faults of *ZooKeeper* (its
+members, the ways to it, sessions) come whenever they like, also while the data plane has one.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from overlay.limits import MILLISECOND_NS, SECOND_NS
+from simulation.checkers import Excuse, LeaderChecker
+from simulation.network import Pipe
+from simulation.nodes import ClientProcess, EdgeProcess
+from simulation.overlay_model import MEMBERS, SimulatedOverlay
+
+_HEALTHY_FOR_NS: Final = 2 * SECOND_NS
+"""How long all has to be well before the next fault of the data plane."""
+_AFTERMATH_NS: Final = 6 * SECOND_NS
+"""How long after an excused fault what is lost may still be a consequence."""
+_BEFORE_NS: Final = 3 * SECOND_NS
+"""How long before an excused fault what is lost may have been on its way."""
+
+Heal = Callable[[], None]
+Fault = Callable[[], tuple[str, Heal]]
+
+
+class Faults:
+    """Injects faults into an overlay and takes them back."""
+
+    def __init__(self, overlay: SimulatedOverlay, leaders: LeaderChecker, seed: int) -> None:
+        self._overlay = overlay
+        self._leaders = leaders
+        self._least_s = 0.0
+        """How long the fault that is being injected has to last."""
+        self._randomness = random.Random(f"faults/{seed}")
+        self.injected: list[str] = []
+        self.excuses: list[Excuse] = []
+        self._data: tuple[int, Heal] | None = None
+        self._zookeeper: tuple[int, Heal] | None = None
+        self._healthy_since_ns: int | None = None
+        self._next_zookeeper_ns = 0
+        self._data_kinds: tuple[Fault, ...] = (
+            self._kill_router,
+            self._kill_router,
+            self._lose_power,
+            self._freeze_router,
+            self._cut_edge,
+            self._cut_one_way,
+            self._cut_routers,
+            self._reset_connections,
+            self._slow_link,
+            self._freeze_edge,
+            self._kill_edge,
+            self._kill_client,
+            self._kill_primary_behind_cut,
+            self._restart_leader_unnoticed,
+        )
+        self._zookeeper_kinds: tuple[Fault, ...] = (
+            self._cut_broker_off_zookeeper,
+            self._cut_broker_off_zookeeper,
+            self._slow_zookeeper,
+            self._close_member,
+            self._cut_member_off,
+            self._lag_member,
+            self._close_all_members,
+            self._expire_session,
+            self._reset_zookeeper,
+        )
+
+    def step(self) -> None:
+        """Take back what is over, inject what is due; called several times a second."""
+        now_ns = self._overlay.world.now_ns
+        if self._data is not None and self._data[0] <= now_ns:
+            self._data[1]()
+            self._data = None
+            self._healthy_since_ns = None
+        if self._zookeeper is not None and self._zookeeper[0] <= now_ns:
+            self._zookeeper[1]()
+            self._zookeeper = None
+            self._next_zookeeper_ns = now_ns + self._duration_ns(0.0, 6.0)
+        if self._data is None:
+            self._watch_health(now_ns)
+            if (
+                self._healthy_since_ns is not None
+                and now_ns - self._healthy_since_ns >= _HEALTHY_FOR_NS
+                and self._randomness.random() < 0.5
+            ):
+                self._data = self._inject(self._data_kinds, now_ns, 0.1, 8.0)
+        if self._zookeeper is None and now_ns >= self._next_zookeeper_ns:
+            self._zookeeper = self._inject(self._zookeeper_kinds, now_ns, 0.1, 8.0)
+
+    def heal(self) -> None:
+        """Take everything back."""
+        for active in (self._data, self._zookeeper):
+            if active is not None:
+                active[1]()
+        self._data = self._zookeeper = None
+
+    def _watch_health(self, now_ns: int) -> None:
+        if self._overlay.what_is_wrong():
+            self._healthy_since_ns = None
+        elif self._healthy_since_ns is None:
+            self._healthy_since_ns = now_ns
+
+    def _inject(
+        self, kinds: tuple[Fault, ...], now_ns: int, least_s: float, most_s: float
+    ) -> tuple[int, Heal]:
+        duration_ns = self._duration_ns(least_s, most_s)
+        self._least_s = 0.0
+        what, heal = self._randomness.choice(kinds)()
+        until_ns = now_ns + max(duration_ns, int(self._least_s * SECOND_NS))
+        what = f"{now_ns / SECOND_NS:.2f} s: {what}, until {until_ns / SECOND_NS:.2f} s"
+        self.injected.append(what)
+        self._overlay.network.note(what, "fault")
+        return until_ns, heal
+
+    def _duration_ns(self, least_s: float, most_s: float) -> int:
+        # Short ones are as likely as long ones: a fault that is over before it is noticed is one too.
+        return int(least_s * SECOND_NS) + int((most_s - least_s) * SECOND_NS * self._randomness.random() ** 2)
+
+    # Data plane
+
+    def _kill_router(self) -> tuple[str, Heal]:
+        router = self._randomness.choice(self._overlay.routers)
+        router.kill(self._randomness)
+        return f"kill {router.name}", router.start
+
+    def _lose_power(self) -> tuple[str, Heal]:
+        router = self._randomness.choice(self._overlay.routers)
+        router.lose_power()
+        heal = self._isolate(router.name, self._names_but(router.name))
+
+        def back() -> None:
+            heal()
+            router.start()
+
+        return f"{router.name} loses power", back
+
+    def _freeze_router(self) -> tuple[str, Heal]:
+        router = self._randomness.choice(self._overlay.routers)
+        router.freeze()
+        return f"freeze {router.name}", router.thaw
+
+    def _freeze_edge(self) -> tuple[str, Heal]:
+        edge = self._randomness.choice(self._overlay.edges)
+        edge.freeze()
+        return f"freeze {edge.name}", self._excused(self._clients_of(edge), edge.thaw)
+
+    def _kill_edge(self) -> tuple[str, Heal]:
+        edge = self._randomness.choice(self._overlay.edges)
+        edge.kill(self._randomness)
+        return f"kill {edge.name}", self._excused(self._clients_of(edge), edge.start)
+
+    def _kill_client(self) -> tuple[str, Heal]:
+        client = self._randomness.choice(self._overlay.clients)
+        client.kill(self._randomness)
+        return f"kill {client.name}", self._excused([client], client.start)
+
+    def _kill_primary_behind_cut(self) -> tuple[str, Heal]:
+        """A primary dies while it cannot reach an edge: only the copies at its backup are left.
+
+        Topics whose deadline spares them copies are not promised anything then.
+        """
+        overlay, randomness = self._overlay, self._randomness
+        plan = randomness.choice(overlay.topics)
+        record = overlay.record_of(plan.name)
+        primary = next(router for router in overlay.routers if record and router.name == record.primary)
+        edge = randomness.choice([edge for edge in overlay.edges if edge.lan not in plan.publisher])
+        heal_cut = self._isolate(edge.name, [primary.name])
+        kill_after_s = randomness.uniform(3.0, 5.0)
+        self._least_s = kill_after_s + 0.5
+        timer = overlay.network.kernel.call_later(kill_after_s, primary.kill, randomness)
+        spared = [topic.name for topic in overlay.topics if not overlay.is_replicated(topic)]
+
+        def heal() -> None:
+            timer.cancel()
+            heal_cut()
+            if not primary.is_alive:
+                primary.start()
+
+        what = f"cut {edge.name} from {primary.name} and kill {primary.name} {kill_after_s:.2f} s later"
+        return what, self._excused(overlay.clients, heal, spared)
+
+    def _restart_leader_unnoticed(self) -> tuple[str, Heal]:
+        """What a killed leader had written reaches ZooKeeper when its successor has been elected.
+
+        Routing brokers lose their sessions on the way, so losses are not judged.
+        """
+        overlay, randomness = self._overlay, self._randomness
+        leader = next(router for router in overlay.routers if router.broker and router.broker.is_leader)
+        other = randomness.choice([router for router in overlay.routers if router is not leader])
+        assert other.broker is not None
+        overlay.ensemble.end_session(other.broker.session.session_id)
+        hold_after_s = randomness.uniform(0.0, 0.3)
+        self._least_s = 2.0
+        held: list[Pipe] = []
+
+        def hold() -> None:
+            for name in MEMBERS:
+                for transport in overlay.network.connections_between(leader.name, name):
+                    transport.outward.hold()
+                    held.append(transport.outward)
+
+        def restart() -> None:
+            leader.kill()
+            leader.start()
+            self._leaders.on_epoch.append(release)
+
+        def release() -> None:
+            for pipe in held:
+                pipe.release()
+            held.clear()
+
+        overlay.network.kernel.call_later(hold_after_s, hold)
+        overlay.network.kernel.call_later(hold_after_s + randomness.uniform(0.05, 0.2), restart)
+        what = f"expire {other.name}, restart {leader.name} and delay what it wrote"
+        return what, self._excused(overlay.clients, release)
+
+    def _cut_edge(self) -> tuple[str, Heal]:
+        edge, router = self._edge_and_router()
+        return f"cut {edge} from {router}", self._isolate(edge, [router])
+
+    def _cut_one_way(self) -> tuple[str, Heal]:
+        pair = list(self._edge_and_router())
+        self._randomness.shuffle(pair)
+        network = self._overlay.network
+        network.block(*pair)
+        return f"cut the way from {pair[0]} to {pair[1]}", lambda: network.unblock(*pair)
+
+    def _cut_routers(self) -> tuple[str, Heal]:
+        one, other = self._randomness.sample(self._overlay.routers, 2)
+        return f"cut {one.name} from {other.name}", self._isolate(one.name, [other.name])
+
+    def _reset_connections(self) -> tuple[str, Heal]:
+        process = self._randomness.choice(self._overlay.brokers)
+        others = [name for name in self._names_but(process.name) if name not in MEMBERS]
+        other = self._randomness.choice(others)
+        for transport in self._overlay.network.connections_between(process.name, other):
+            transport.reset()
+        return f"reset connections of {process.name} and {other}", _nothing
+
+    def _slow_link(self) -> tuple[str, Heal]:
+        pair = list(self._edge_and_router())
+        self._randomness.shuffle(pair)
+        return f"slow the way from {pair[0]} to {pair[1]}", self._slow(pair[0], pair[1], 200)
+
+    # ZooKeeper
+
+    def _cut_broker_off_zookeeper(self) -> tuple[str, Heal]:
+        broker = self._randomness.choice(self._overlay.brokers)
+        heal = self._isolate(broker.name, list(MEMBERS))
+        if isinstance(broker, EdgeProcess):
+            heal = self._excused(self._clients_of(broker), heal)
+        return f"cut {broker.name} from ZooKeeper", heal
+
+    def _slow_zookeeper(self) -> tuple[str, Heal]:
+        broker = self._randomness.choice(self._overlay.brokers)
+        heals = [self._slow(broker.name, name, 2_000) for name in MEMBERS]
+
+        def heal() -> None:
+            for item in heals:
+                item()
+
+        if isinstance(broker, EdgeProcess):
+            heal = self._excused(self._clients_of(broker), heal)
+        return f"slow the way from {broker.name} to ZooKeeper", heal
+
+    def _close_member(self) -> tuple[str, Heal]:
+        name = self._randomness.choice(MEMBERS)
+        self._overlay.close_member(name)
+        return f"close {name}", lambda: self._overlay.open_member(name)
+
+    def _cut_member_off(self) -> tuple[str, Heal]:
+        name = self._randomness.choice(MEMBERS)
+        member, _ = self._overlay.members[name]
+        member.cut_off = True
+
+        def heal() -> None:
+            member.rejoin()
+
+        return f"cut {name} from its ensemble", heal
+
+    def _lag_member(self) -> tuple[str, Heal]:
+        name = self._randomness.choice(MEMBERS)
+        member, _ = self._overlay.members[name]
+        member.lag_s = self._randomness.uniform(0.05, 2.0)
+
+        def heal() -> None:
+            member.lag_s = 0.0
+            member.catch_up()
+
+        return f"{name} lags by {member.lag_s:.2f} s", heal
+
+    def _close_all_members(self) -> tuple[str, Heal]:
+        overlay = self._overlay
+        for name in MEMBERS:
+            overlay.close_member(name)
+        overlay.ensemble.paused = True
+
+        def heal() -> None:
+            overlay.ensemble.resume()
+            for name in MEMBERS:
+                overlay.open_member(name)
+
+        return "close all of ZooKeeper", heal
+
+    def _expire_session(self) -> tuple[str, Heal]:
+        sessions = list(self._overlay.ensemble.sessions)
+        if not sessions:
+            return "expire no session", _nothing
+        session = self._randomness.choice(sessions)
+        self._overlay.ensemble.end_session(session)
+        return f"expire session {session:x}", self._excused(self._overlay.clients, _nothing)
+
+    def _reset_zookeeper(self) -> tuple[str, Heal]:
+        broker = self._randomness.choice(self._overlay.brokers)
+        for name in MEMBERS:
+            for transport in self._overlay.network.connections_between(broker.name, name):
+                transport.reset()
+        return f"reset connections of {broker.name} to ZooKeeper", _nothing
+
+    # Details
+
+    def _edge_and_router(self) -> tuple[str, str]:
+        return (
+            self._randomness.choice(self._overlay.edges).name,
+            self._randomness.choice(self._overlay.routers).name,
+        )
+
+    def _names_but(self, name: str) -> list[str]:
+        return [other for other in self._overlay.network.machines if other != name]
+
+    def _clients_of(self, edge: EdgeProcess) -> list[ClientProcess]:
+        return [client for client in self._overlay.clients if client.name.partition("-")[2] == edge.lan]
+
+    def _isolate(self, name: str, others: list[str]) -> Heal:
+        network = self._overlay.network
+        for other in others:
+            network.block(name, other)
+            network.block(other, name)
+
+        def heal() -> None:
+            for other in others:
+                network.unblock(name, other)
+                network.unblock(other, name)
+
+        return heal
+
+    def _slow(self, source: str, target: str, most_ms: int) -> Heal:
+        path = self._overlay.network.path(source, target)
+        slow_ns = self._randomness.randrange(most_ms * MILLISECOND_NS)
+        path.slow_ns += slow_ns
+
+        def heal() -> None:
+            path.slow_ns -= slow_ns
+
+        return heal
+
+    def _excused(self, clients: list[ClientProcess], heal: Heal, topics: list[str] | None = None) -> Heal:
+        """Losses of these clients around this fault are not promised not to be."""
+        world = self._overlay.world
+        from_ns = world.now_ns - _BEFORE_NS
+        names = frozenset(client.name for client in clients)
+        index = len(self.excuses)
+        only = None if topics is None else frozenset(topics)
+        self.excuses.append(Excuse(names, from_ns, 2**63, only))
+
+        def over() -> None:
+            self.excuses[index] = Excuse(names, from_ns, world.now_ns + _AFTERMATH_NS, only)
+            heal()
+
+        return over
+
+
+def _nothing() -> None:
+    """There is nothing to take back."""
