@@ -154,14 +154,15 @@ class ComposeDriver(EmulatedFaults):
         if self._killing:
             await asyncio.wait(self._killing)
         await self._close_http()
-        if self._project is not None and self._claim is not None:
+        if self._project is not None:
             try:
                 await self._end_brokers()
                 await self.collect()
             finally:
                 await self._ferry_wan.end()
                 await asyncio.to_thread(self._project.remove)
-                self._claim.release()
+        if self._claim is not None:
+            self._claim.release()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
 
@@ -169,9 +170,9 @@ class ComposeDriver(EmulatedFaults):
         """Logs of all containers into `directory`, traces to where they were asked for."""
         project = self._running_project()
         await asyncio.to_thread(project.write_logs, self.directory)
-        if self.trace is not None and self._views:
-            # Every broker has the volume.
-            source = next(iter(self._nodes))
+        # Every broker has the volume; none is there if the start failed early.
+        source = next(iter(self._nodes))
+        if self.trace is not None and source in self._views:
             await asyncio.to_thread(project.copy_folder, source, TRACES, self.trace.folder)
 
     # Faults and repairs

@@ -214,7 +214,8 @@ class Project:
             if container.attrs["Labels"].get(SERVICE_LABEL) == service:
                 try:
                     action(container)
-                except DockerException as error:
+                except (DockerException, OSError) as error:
+                    # An OSError where the engine does not answer in time.
                     raise DriverError(f"{service}: {error}") from error
                 return
         raise DriverError(f"there is no container of {service} in {self.name}")
