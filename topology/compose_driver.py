@@ -141,7 +141,9 @@ class ComposeDriver(EmulatedFaults):
         await self._wait_healthy(self._keepers)
         self._say(f"{KEEPERS} ZooKeeper servers are healthy")
         await self._start_wan()
-        for name in self._nodes:
+        for name, node in self._nodes.items():
+            networks = [WAN, f"lan-{node.lan}"] if node.lan else [WAN]
+            await asyncio.to_thread(self._project.join, name, networks)
             # Attached before it has found its peers: the WAN carries, and sees, all that it says.
             await asyncio.to_thread(self._project.start, name)
             await self._attach([name])

@@ -97,6 +97,18 @@ class Project:
         """Make the containers of services, without starting them or what they depend on."""
         self._compose("up", "--no-start", "--no-deps", "--no-build", *services)
 
+    def join(self, service: str, networks: Iterable[str]) -> None:
+        """Put a container on networks it is not on yet: docker-compose 1.29 leaves that to its own start."""
+
+        def connect(container: Container) -> None:
+            container.reload()
+            there = container.attrs["NetworkSettings"]["Networks"]
+            for network in networks:
+                if f"{self.name}_{network}" not in there:
+                    self._network(network).connect(container, aliases=[service])
+
+        self._call(service, connect)
+
     def up(self, services: Iterable[str]) -> None:
         """Start services in their order; returns when what others depend on is healthy."""
         self._compose("up", "--detach", "--no-build", *services)
