@@ -74,6 +74,17 @@ drills: install ## Every drill on the process testbed; all must hold (some ten m
 	$(BIN)/python -m benchmarks.machine > results/drills-machine.json
 	$(BIN)/isthmus drill all --no-report --json results/drills.json
 
+CAMPAIGN_SECONDS ?= 300
+CAMPAIGN_SEEDS ?= 1 2 3 4
+
+.PHONY: campaign
+campaign: install ## Random faults: three topologies times four seeds, five minutes each
+	mkdir -p results/campaign
+	for topology in wind-farm-storm two-lans star-8; do for seed in $(CAMPAIGN_SEEDS); do \
+		$(BIN)/isthmus drill campaign --no-report --topology $$topology --seed $$seed \
+		--seconds $(CAMPAIGN_SECONDS) --json results/campaign/$$topology-$$seed.json || exit $$?; done; done
+	$(BIN)/python -m topology.drills.campaign results/campaign/*.json
+
 # How long clients, topics and brokers come and go: make soak SECONDS=600
 SECONDS ?= 3600
 
@@ -101,6 +112,13 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
 	$(BIN)/isthmus bench detection --kills 1 --freezes 1 --cuts 1 --busy-seconds 5
 	$(BIN)/isthmus bench overload --seconds 4
+	@[ "$$(id -u)" = 0 ] || echo "not root, so no namespaces: multipath and transports are left out"
+	[ "$$(id -u)" != 0 ] || $(BIN)/isthmus bench transports --seconds 5
+	[ "$$(id -u)" != 0 ] || $(BIN)/isthmus bench multipath --cases 1 --policies single,adaptive --seconds 5 --calibration-packets 2000
+	$(BIN)/isthmus bench ring --publications 50
+	$(BIN)/isthmus bench tracing --rounds 1 --messages 2000
+	$(BIN)/isthmus bench hostile --rounds 1 --window-s 1 --scale 0.01 --no-judge
+	$(BIN)/isthmus bench tls --rounds 1 --window-s 0.5
 
 .PHONY: compose-file
 compose-file: install ## Make docker-compose.yml anew from the topology two-lans

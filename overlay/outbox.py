@@ -14,18 +14,29 @@ little would be taken at a time by one that could take much. What waits here can
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from overlay.batch import FRAME_OVERHEAD_BYTES, Run, encode_batch
 from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES
-from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES, RUN_OVERHEAD_BYTES
+from overlay.limits import (
+    DATAGRAM_MAX_BYTES,
+    FRAME_TARGET_BYTES,
+    KIB,
+    MIB,
+    MILLISECOND_NS,
+    OUTBOX_MAX_BYTES,
+    RUN_OVERHEAD_BYTES,
+    URGENT_NS,
+)
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.schedule import Calendar
 from overlay.trace import Reason
 from overlay.tracer import LinkTrace
+from overlay.urgency import class_least_ns
 
 OVERLOADED_AFTER_NS: Final = 20 * MILLISECOND_NS
 """An outbox that has not run empty for this long takes in more than it gives out."""
@@ -85,10 +96,12 @@ class _Waiting:
 
 
 class _Sent:
-    __slots__ = ("data", "sent_ns", "tickets")
+    __slots__ = ("data", "is_received", "sent_ns", "tickets")
 
     def __init__(self, data: bytes, sent_ns: int, tickets: list[Ticket]) -> None:
         self.data = data
+        self.is_received = False
+        """The peer has it, though not all that was sent before it."""
         self.sent_ns = sent_ns
         self.tickets = tickets
 
@@ -121,11 +134,14 @@ class Outbox:
         "_waiting_bytes",
         "_waiting_messages",
         "_window_bytes",
+        "is_express",
         "on_sent",
         "trace",
     )
 
     def __init__(self, capacity_bytes: int = OUTBOX_MAX_BYTES) -> None:
+        self.is_express = False
+        """Urgent frames are to be small enough for datagrams."""
         self.on_sent: OnSent | None = None
         self.trace: LinkTrace | None = None
         """Set at a node that traces messages."""
@@ -176,7 +192,8 @@ class Outbox:
         if deadline_ns and clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
             if clock_shift_ns != self._last_shift_ns or origin != self._last_origin:
                 self._compare_shift(origin, clock_shift_ns)
-            deadline_ns += self._last_later_ns
+            if self._last_later_ns:
+                deadline_ns += self._last_later_ns
         self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages
@@ -198,6 +215,44 @@ class Outbox:
                 frames.append(data)
         return frames
 
+    def take_numbered(self, budget_bytes: int, now_ns: int) -> list[tuple[int, bytes]]:
+        """The same as `take_frames`, each frame with its number."""
+        first = self._sent + 1
+        return list(enumerate(self.take_frames(budget_bytes, now_ns), first))
+
+    @property
+    def next_unacknowledged(self) -> int:
+        """The number of the first frame that the peer has not acknowledged."""
+        return self._acknowledged + 1
+
+    def frame(self, number: int) -> bytes | None:
+        """A frame the peer has not acknowledged, by its number."""
+        index = number - self._acknowledged - 1
+        if not 0 <= index < len(self._unacknowledged) or self._unacknowledged[index].is_received:
+            return None
+        return self._unacknowledged[index].data
+
+    def acknowledge_ahead(self, numbers: Iterable[int], now_ns: int, round_trip_ns: int) -> list[Ticket]:
+        """The peer has these frames, though not all before them; returns their tickets."""
+        tickets: list[Ticket] = []
+        slowest_ns = 0
+        for number in numbers:
+            index = number - self._acknowledged - 1
+            if not 0 <= index < len(self._unacknowledged):
+                continue
+            frame = self._unacknowledged[index]
+            if frame.is_received:
+                continue
+            frame.is_received = True
+            self._unacknowledged_bytes -= len(frame.data)
+            if number > self._sent_at_change:
+                slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
+            tickets.extend(frame.tickets)
+            frame.tickets = []
+        if slowest_ns:
+            self._adapt_window(now_ns - slowest_ns - round_trip_ns)
+        return tickets
+
     def acknowledge(self, received: int, now_ns: int = 0, round_trip_ns: int = 0) -> list[Ticket]:
         """The peer has received `received` data frames on this link; returns the tickets of those.
 
@@ -209,10 +264,16 @@ class Outbox:
             )
         tickets: list[Ticket] = []
         if now_ns and received > self._acknowledged >= self._sent_at_change:
-            self._adapt_window(now_ns - self._unacknowledged[0].sent_ns - round_trip_ns)
+            # A frame that others have overtaken was lost on the way: it says nothing of queues.
+            overtaken = any(
+                frame.is_received for frame in islice(self._unacknowledged, received - self._acknowledged)
+            )
+            if not overtaken:
+                self._adapt_window(now_ns - self._unacknowledged[0].sent_ns - round_trip_ns)
         while self._acknowledged < received:
             frame = self._unacknowledged.popleft()
-            self._unacknowledged_bytes -= len(frame.data)
+            if not frame.is_received:
+                self._unacknowledged_bytes -= len(frame.data)
             self._acknowledged += 1
             if frame.tickets:
                 tickets.extend(frame.tickets)
@@ -325,7 +386,9 @@ class Outbox:
         """Assert the invariants; tests call this after every step."""
         self._waiting.validate()
         assert self._sent - self._acknowledged == len(self._unacknowledged)
-        assert self._unacknowledged_bytes == sum(len(frame.data) for frame in self._unacknowledged)
+        assert self._unacknowledged_bytes == sum(
+            len(frame.data) for frame in self._unacknowledged if not frame.is_received
+        )
         assert self._waiting_bytes == sum(len(item.run.data) for item in self._waiting)
         assert self._waiting_messages == sum(item.run.messages for item in self._waiting)
 
@@ -350,6 +413,8 @@ class Outbox:
         size = FRAME_OVERHEAD_BYTES + len(first.run.data)
         messages = first.run.messages
         target_bytes = min(FRAME_TARGET_BYTES, self._window_bytes // 2)
+        if self.is_express and class_least_ns(first.urgency) < URGENT_NS:
+            target_bytes = DATAGRAM_MAX_BYTES
         while (item := self._waiting.first()) is not None:
             if (
                 item.origin != first.origin
