@@ -21,14 +21,14 @@ from benchmarks.hostile_peer import KINDS
 from benchmarks.processes import ProcessorUse, open_files, resident_mib
 from clients import Client, Publisher, Subscription
 from overlay.locator import Locator
-from overlay.qos import BEST_EFFORT, TopicQos
+from overlay.qos import TopicQos
 from topology.driver import Say, running
 from topology.errors import DriverError
 from topology.model import Topology, parse_topology
 from topology.process_driver import ProcessDriver
 
 TOPIC: Final = "measured"
-DEADLINE_MS: Final = 50.0
+DEADLINE_MS: Final = 100.0
 QOS: Final = TopicQos(period_ms=2, deadline_ms=DEADLINE_MS, loss_tolerance=0, retention=512)
 COUNTS: Final = {
     "silent": 10_000,
@@ -121,9 +121,8 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
         sender = await _client(stack, edges["a"].locator)
         receiver = await _client(stack, edges["b"].locator)
         subscription = await receiver.subscribe(TOPIC, QOS)
-        sink = await receiver.subscribe("flood-0", BEST_EFFORT)
-        sinking = asyncio.create_task(_drain(sink))
-        stack.callback(sinking.cancel)
+        if "flood" in settings.attacks:
+            await stack.enter_async_context(_hostile_peer("sink", edges["b"].locator, 1))
         publisher = await sender.publisher(TOPIC, QOS)
         await publisher.wait_for_subscribers(1, 30)
         flow = _Flow(publisher, subscription, settings.rate_per_s)
@@ -151,11 +150,6 @@ async def _client(stack: contextlib.AsyncExitStack, edge: str) -> Client:
     await client.start()
     stack.push_async_callback(client.close)
     return client
-
-
-async def _drain(sink: Subscription) -> None:
-    async for _ in sink:
-        pass
 
 
 async def _attack(attack: str, locator: str, pid: int, flow: _Flow, settings: Settings) -> dict[str, Any]:

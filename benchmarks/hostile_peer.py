@@ -27,6 +27,8 @@ _ADDRESSES: Final = 24
 _FLOOD_BYTES: Final = 200
 _FLOOD_BATCH: Final = 500
 
+FLOOD_TOPIC: Final = "flood"
+
 HELLO: Final = encode(Hello(Role.CLIENT, "00000000000000aa", 170, 200_000_000))
 
 
@@ -156,16 +158,24 @@ _TASKS: list[asyncio.Task[None]] = []
 
 
 async def flood(target: Locator, count: int, topic: str) -> None:
-    """Clients that publish as fast as they can, on topics of their own, with subscribers elsewhere."""
-    clients = [Client([str(target)]) for _ in range(count)]
-    publishers = []
-    for number, client in enumerate(clients):
-        await client.start()
-        publishers.append(await client.publisher(f"flood-{number}", BEST_EFFORT))
+    """A client that publishes as fast as it can, on a topic that somebody elsewhere subscribes to."""
+    client = Client([str(target)])
+    await client.start()
+    publisher = await client.publisher(FLOOD_TOPIC, BEST_EFFORT)
+    await publisher.wait_for_subscribers(count)
     print("ready", flush=True)
     while True:
-        for publisher in publishers:
-            await publisher.publish_many([bytes(_FLOOD_BYTES)] * _FLOOD_BATCH)
+        await publisher.publish_many([bytes(_FLOOD_BYTES)] * _FLOOD_BATCH)
+
+
+async def sink(target: Locator, count: int, topic: str) -> None:
+    """Where a flood goes."""
+    client = Client([str(target)])
+    await client.start()
+    subscription = await client.subscribe(FLOOD_TOPIC, BEST_EFFORT)
+    print("ready", flush=True)
+    async for _ in subscription:
+        pass
 
 
 KINDS: Final[dict[str, Callable[[Locator, int, str], Awaitable[None]]]] = {
@@ -177,13 +187,14 @@ KINDS: Final[dict[str, Callable[[Locator, int, str], Awaitable[None]]]] = {
     "stalled-subscriber": stalled_subscriber,
     "flood": flood,
 }
+_HELPERS: Final[dict[str, Callable[[Locator, int, str], Awaitable[None]]]] = {"sink": sink}
 
 
 def main(kind: str, target: str, count: str, topic: str) -> None:
     """Attack until killed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(_run(KINDS[kind](Locator.parse(target), int(count), topic)))
+    asyncio.run(_run((KINDS | _HELPERS)[kind](Locator.parse(target), int(count), topic)))
 
 
 async def _run(attack: Awaitable[None]) -> None:

@@ -1,5 +1,6 @@
 """What a result was measured with: commit, machine, versions. Saved beside every raw result."""
 
+import json
 import os
 import platform
 import resource
@@ -97,3 +98,7 @@ def _git(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(), indent=1))

@@ -47,7 +47,7 @@ from overlay.qos import SubscriptionQos, TopicQos
 from runtime.discovery import discover
 from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
-from runtime.link import Link
+from runtime.link import Link, LinkStatistics
 from runtime.tls import Tls
 from runtime.tracing import TraceSettings
 
@@ -75,16 +75,15 @@ class Client:
         certificates: Path | str | None = None,
         principal: str = "",
         token: str = "",
-        insecure: bool = False,
     ) -> None:
         """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it.
 
         `certificates` is a folder with authority.pem: the connection is encrypted, and only edge brokers
         with a certificate are talked to. `principal` names the certificate in it that proves who we are;
-        a `token` does so without. `insecure` lets a token out unencrypted.
+        a `token` does so without.
         """
         tls = Tls.of_client(Path(certificates), principal) if certificates is not None else None
-        if tls is None and (principal or (token and not insecure)):
+        if tls is None and (principal or token):
             raise ClientError(
                 f"{'a certificate' if principal else 'a token'} needs an encrypted connection: "
                 "give the folder of certificates with authority.pem"
@@ -222,6 +221,10 @@ class Client:
         endpoint.end(ClosedError(f"the endpoint on {endpoint.topic} has been closed"))
 
     # For endpoints
+
+    def link_statistics(self) -> LinkStatistics:
+        """The link to the edge broker: round trip, what is known of its clock, counts."""
+        return self._link.statistics()
 
     @property
     def has_room(self) -> bool:

@@ -33,13 +33,14 @@ from edge_broker.direct import DECIDE_S, DirectPaths
 from edge_broker.model import Peer
 from overlay.discovery import Announcement
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import OUTBOX_SOFT_BYTES, SECOND_NS
+from overlay.limits import FRAME_TARGET_BYTES, OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
 from overlay.messages import ControlMessage, Declare, Hello, Measured, Role, Undeclare, Welcome
+from overlay.outbox import Outbox
 from overlay.paths import Policy
 from overlay.quality import DelayHistogram
 from runtime.access import Access
-from runtime.config import EdgeConfig, listen_address
+from runtime.config import EdgeConfig, SlowSubscriber, listen_address
 from runtime.discovery import Announcer, multicast_interface
 from runtime.host import Host
 from runtime.hub import ChooseLocator, Dialer, Hub, Identity
@@ -117,6 +118,10 @@ class EdgeBroker:
         self._settling: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._turning: asyncio.Handle | None = None
+        self._slow_bytes = 0
+        """How much may wait for a client before it is disconnected; 0 if its oldest messages are dropped."""
+        if config.slow_subscriber == SlowSubscriber.DISCONNECT:
+            self._slow_bytes = config.subscriber_pending_bytes - FRAME_TARGET_BYTES
         self._draining = False
 
     # Life
@@ -268,7 +273,7 @@ class EdgeBroker:
             self.core.router_down(link.peer, self.hub.clock())
             self._turn_topics()
         elif link.role is Role.CLIENT and reason is not CloseReason.REPLACED:
-            for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED}
+            for_good = reason in {CloseReason.GOODBYE, CloseReason.REVOKED, CloseReason.TOO_SLOW}
             self.declarations.client_is_away(link, for_good=for_good)
         elif link.role is Role.EDGE and link.lan != self.lan:
             self.direct.link_down(link, f"{reason}: {detail}")
@@ -355,6 +360,21 @@ class EdgeBroker:
             link = self._links.get(peer.name)
             if link is not None:
                 link.flush_soon()
+                if (
+                    self._slow_bytes
+                    and link.role is Role.CLIENT
+                    and peer.outbox.load_bytes > self._slow_bytes
+                ):
+                    self._end_slow(link)
+
+    def _end_slow(self, link: Link) -> None:
+        """A client takes its messages too slowly, and this edge is configured not to put up with that."""
+        if link.connection is not None:
+            log.info("client too slow", extra={"client": link.peer})
+            link.connection.close(
+                CloseReason.TOO_SLOW,
+                f"{self._slow_bytes} bytes wait for this client, no more are allowed: read faster",
+            )
 
     def _turn_topics(self) -> None:
         """Turn some topics to another routing broker in each loop turn, until all have turned."""
@@ -394,7 +414,7 @@ class EdgeBroker:
         self._turn_topics()
 
     def _client_link(self, hello: Hello) -> Link:
-        link = Link(hello.node, Role.CLIENT, self.lan)
+        link = Link(hello.node, Role.CLIENT, self.lan, Outbox(self.config.subscriber_pending_bytes))
         known = self._links.get(link.key)
         if known is not None:
             return known

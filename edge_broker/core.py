@@ -144,7 +144,10 @@ class EdgeCore:
     def remove_client(self, client: Peer, now_ns: int = 0) -> None:
         """A client is gone, with what waits for it. Its endpoints must be gone already."""
         assert not client.publishers and not client.subscriptions
-        client.outbox.discard(now_ns, int(Reason.NO_SUBSCRIBER))
+        dropped, _ = client.outbox.discard(now_ns, int(Reason.NO_SUBSCRIBER))
+        if dropped:
+            self._dispatch.dropped[DropReason.NO_SUBSCRIBER] += dropped
+        self._targets.forget_peer(client)
         del self._clients[client.name]
 
     def ensure_topic(self, topic_id: int, name: str, qos: TopicQos) -> Topic:
@@ -222,6 +225,7 @@ class EdgeCore:
     def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
         """The same for many topics; the caller may do other things in between."""
         targets = self._targets
+        targets.forget_pending()
         brokers = (*targets.routers_up.values(), *targets.lan_edges.values(), *targets.directly.values())
         for peer in (*self._clients.values(), *brokers):
             if not peer.outbox.is_overloaded(now_ns):

@@ -45,6 +45,8 @@ class CloseReason(StrEnum):
     SILENT = "silent"
     """No heartbeat for too long."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
+    TOO_SLOW = "too_slow"
+    """A subscriber takes its messages too slowly, and its edge is configured to end that."""
     TLS_FAILED = "tls_failed"
     """No encrypted channel came about: wrong authority, expired or no certificate, or no TLS at all."""
     WRONG_IDENTITY = "wrong_identity"

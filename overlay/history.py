@@ -36,6 +36,8 @@ class History:
     def judge(self, sequence: int) -> Verdict:
         """Record `sequence` and say whether to deliver it."""
         highest = self.highest
+        if sequence < 1:  # none that a publisher gives: above 2^63 on the wire it reads as negative
+            return Verdict.DUPLICATE
         if sequence == highest + 1 or highest == 0:
             self.highest = sequence
             return Verdict.NEW

@@ -17,6 +17,7 @@ import socket
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,10 +31,13 @@ from overlay.limits import (
     CONNECTIONS_MAX_PER_BROKER,
     DRIFT_MAX_PPM,
     DRIFT_PPM,
+    FRAME_MAX_BYTES,
     HEARTBEAT_INTERVAL_MAX_NS,
     HEARTBEAT_INTERVAL_NS,
     HEARTBEAT_SILENCE_NS,
     MILLISECOND_NS,
+    OUTBOX_MAX_BYTES,
+    SUBSCRIBER_PENDING_BYTES,
 )
 from overlay.locator import Locator
 from overlay.messages import Role
@@ -171,6 +175,13 @@ class BrokerConfig:
             raise ConfigurationError(str(error)) from error
 
 
+class SlowSubscriber(StrEnum):
+    """What an edge does with a client that takes its messages too slowly. Both are counted."""
+
+    DROP_OLDEST = "drop-oldest"
+    DISCONNECT = "disconnect"
+
+
 @dataclass(frozen=True, slots=True)
 class EdgeConfig(BrokerConfig):
     """Settings of an edge broker."""
@@ -179,6 +190,10 @@ class EdgeConfig(BrokerConfig):
     """Name of the LAN this edge serves."""
     access: str = ""
     """File with the rules of what clients may do (runtime/access.py); all others are turned away."""
+    subscriber_pending_bytes: int = SUBSCRIBER_PENDING_BYTES
+    """Most that may wait for one client that takes its messages too slowly."""
+    slow_subscriber: str = SlowSubscriber.DROP_OLDEST
+    """What happens beyond that: drop-oldest drops what is due first, disconnect ends the connection."""
     tokens: str = ""
     """File with the tokens of clients that have no certificate; `isthmus token` keeps it."""
     paths: str = Policy.SINGLE
@@ -199,10 +214,23 @@ class EdgeConfig(BrokerConfig):
             raise ConfigurationError(f"paths is {self.paths!r}: use one of {', '.join(Policy)}")
         if not 0.5 <= self.in_time < 1:
             raise ConfigurationError(f"in_time is {self.in_time:g}: give a share from 0.5 to below 1")
+        if self.access and not self.certificates:
+            raise ConfigurationError(
+                "access is given and certificates are not: without them any client could call itself a broker"
+            )
         if self.certificates and not self.access:
             raise ConfigurationError(
                 "certificates are given and access is not: name a file with the rules of "
                 "what clients may do; docs/security.md shows one"
+            )
+        if self.slow_subscriber not in list(SlowSubscriber):
+            raise ConfigurationError(
+                f"slow_subscriber is {self.slow_subscriber!r}: use {' or '.join(SlowSubscriber)}"
+            )
+        if not FRAME_MAX_BYTES <= self.subscriber_pending_bytes <= OUTBOX_MAX_BYTES:
+            raise ConfigurationError(
+                f"subscriber_pending_bytes is {self.subscriber_pending_bytes}: "
+                f"it must be from {FRAME_MAX_BYTES} to {OUTBOX_MAX_BYTES}"
             )
         if self.tokens and not self.access:
             raise ConfigurationError("tokens are given and access is not: without rules nobody asks for them")

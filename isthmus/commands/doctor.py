@@ -19,8 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +32,8 @@ from coordinator.embedded import class_path, free_ports
 from coordinator.errors import JavaNotFoundError, ZooKeeperStartError
 from coordinator.java import find_java
 from isthmus.commands.cluster import open_console, open_table, quiet_logs
+from isthmus.commands.doctor_security import check_security
+from isthmus.commands.findings import Finding, Level
 from isthmus.errors import explain_errors, run_async
 from overlay.discovery import DISCOVERY_GROUP, Announcement
 from overlay.limits import DRIFT_PPM
@@ -55,24 +56,6 @@ COMMAND_TIMEOUT_S: Final = 5.0
 TESTBED_ADDRESSES: Final = ("127.0.0.1", "127.1.0.10", "127.100.1.1")
 """ZooKeeper, an edge broker and a routing broker of the process testbed."""
 DOCKER_SOCKET: Final = "/var/run/docker.sock"
-
-
-class Level(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The outcome of one check."""
-
-    check: str
-    level: Level
-    found: str
-    remedy: str = ""
 
 
 def check_python() -> Finding:
@@ -384,13 +367,24 @@ async def examine(zookeeper: str | None, clock_seconds: float | None = None) -> 
     show_default=True,
     help="With --clock: how long to measure; ten times longer is ten times more exact.",
 )
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Only this file of a broker: what of it is secured, and what is not.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @explain_errors
 @run_async
-async def doctor(zookeeper: str | None, only_clock: bool, clock_seconds: float, as_json: bool) -> None:
+async def doctor(
+    zookeeper: str | None, only_clock: bool, clock_seconds: float, file: Path | None, as_json: bool
+) -> None:
     """Check whether this machine can run Isthmus. Exit status 1 if the process testbed cannot work."""
     quiet_logs()
-    findings = await examine(zookeeper, clock_seconds if only_clock else None)
+    if file is not None:
+        findings = check_security(file)
+    else:
+        findings = await examine(zookeeper, clock_seconds if only_clock else None)
     healthy = all(finding.level is not Level.PROBLEM for finding in findings)
     if as_json:
         click.echo(json.dumps({"ok": healthy, "checks": [asdict(finding) for finding in findings]}, indent=2))

@@ -9,7 +9,7 @@ from edge_broker import EdgeBroker
 from isthmus.commands.brokers import broker_options, configure, say_started
 from isthmus.errors import explain_errors, run_async
 from overlay.paths import Policy
-from runtime.config import EdgeConfig
+from runtime.config import EdgeConfig, SlowSubscriber
 from runtime.process import serve
 
 
@@ -18,6 +18,12 @@ from runtime.process import serve
 @click.option("--lan", help="Name of the LAN this edge serves.")
 @click.option("--access", metavar="FILE", help="Rules of what clients may do, TOML or YAML.")
 @click.option("--tokens", metavar="FILE", help="Tokens of clients that have no certificate.")
+@click.option("--subscriber-pending-bytes", type=int, help="Most that may wait for one slow client.")
+@click.option(
+    "--slow-subscriber",
+    type=click.Choice(list(SlowSubscriber)),
+    help="What happens beyond that.",
+)
 @click.option(
     "--retain-more",
     is_flag=True,

@@ -64,7 +64,6 @@ def _client_options(command: Command) -> Command:
                 type=click.Path(path_type=Path, dir_okay=False),
                 help="Prove who we are with the token in this file, or in ISTHMUS_TOKEN.",
             ),
-            click.option("--insecure", is_flag=True, help="Send the token without encryption."),
         )
     ):
         command = option(command)
@@ -81,7 +80,6 @@ def _client(options: dict[str, Any]) -> Client:
         certificates=options["certificates"],
         principal=options["principal"],
         token=_token(options["token_file"]),
-        insecure=options["insecure"],
     )
 
 

@@ -1,5 +1,8 @@
 """The edge broker's rules: who in the LAN gets a message, and whether, where and how it leaves."""
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -412,6 +415,29 @@ def test_a_client_that_leaves_takes_its_endpoints_and_what_waits_along(lan: Lan)
     assert subscriber.outbox.is_idle
     assert lan.publish() == set()
     assert lan.core.statistics().clients == 1
+
+
+class Mark:
+    """Hangs on an outbox, which like all compiled classes cannot be referred to weakly itself."""
+
+    def __call__(self, number: int, tickets: object) -> None:
+        """Nothing to do."""
+
+
+def test_a_client_that_left_is_not_kept_in_memory(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    gone = []
+    for number in range(3):
+        client = lan.subscribe(f"visitor-{number}", endpoint=300 + number)
+        lan.publish()
+        lan.core.remove_endpoint(client, 300 + number, lan.now_ns)
+        lan.core.remove_client(client)
+        mark = Mark()
+        gone.append(weakref.ref(mark))
+        client.outbox.on_sent = mark
+        del client, mark
+        gc.collect()
+    assert [mark() for mark in gone] == [None] * 3
 
 
 def test_a_slow_subscriber_loses_the_oldest_messages_counted_and_hinders_nobody(lan: Lan) -> None:

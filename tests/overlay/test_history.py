@@ -91,3 +91,13 @@ def test_a_gap_as_wide_as_the_sequence_space_is_remembered_at_its_end_only() -> 
     assert history.lost == 2**64 - 3
     assert history.judge(2**64 - 1 - MISSING_SEQUENCES_MAX) is Verdict.LATE
     assert history.judge(2**64 - 2 - MISSING_SEQUENCES_MAX) is Verdict.DUPLICATE
+
+
+def test_a_sequence_no_publisher_gives_changes_nothing() -> None:
+    history = History()
+    for sequence in (0, -1, -(2**63)):
+        assert history.judge(sequence) is Verdict.DUPLICATE
+    assert history.judge(5) is Verdict.NEW
+    assert history.judge(-5) is Verdict.DUPLICATE
+    assert (history.highest, history.lost) == (5, 0)
+    history.validate()

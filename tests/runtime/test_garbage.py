@@ -31,6 +31,13 @@ def test_a_young_cycle_goes_by_itself(garbage: Garbage) -> None:
     assert keep
 
 
+def test_what_is_garbage_already_is_not_set_aside(garbage: Garbage) -> None:
+    gone = weakref.ref(Node())
+    assert gone() is not None, "too few objects for a collection"
+    garbage.set_aside()
+    assert gone() is None
+
+
 def test_what_is_set_aside_is_not_looked_at_until_much_has_been_added(garbage: Garbage) -> None:
     node = Node()
     gone = weakref.ref(node)

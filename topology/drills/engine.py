@@ -12,6 +12,7 @@ keeps the drill from its end, be it the testbed, the load or the checker itself,
 """
 
 import asyncio
+import json
 import random
 import time
 import traceback
@@ -112,6 +113,9 @@ async def _play(plan: Plan, observer: Observer) -> DrillResult:
         result = await _Play(plan, driver, observer).run()
         driver.keeps_directory |= bool(result.reasons())
         if driver.keeps_directory:
+            # What each broker counted, for whoever looks for the cause.
+            statuses = json.dumps(await driver.statuses(), indent=1)
+            (driver.directory / "statuses.json").write_text(statuses, encoding="utf-8")
             observer.say(f"logs and records are kept in {driver.directory}")
         return result
 
