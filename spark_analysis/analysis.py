@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark import StorageLevel, inheritable_thread_target
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -66,7 +66,7 @@ class _Collector:
     def collect_all(self, frames: Mapping[str, DataFrame]) -> dict[str, list[Row]]:
         """Several tables at once: of a small one nearly all the time is planning, which one core does."""
         with ThreadPoolExecutor(TABLES_AT_A_TIME) as pool:
-            found = pool.map(inheritable_thread_target(self.collect), frames.keys(), frames.values())
+            found = pool.map(self.collect, frames.keys(), frames.values())
             return dict(zip(frames, found, strict=True))
 
 
