@@ -40,14 +40,14 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
             for index, deadline in enumerate(_DEADLINES):
                 x = place + (index - 1) * _WIDTH / 3.3
                 share = row["deadline_hit_pct"][deadline]
-                hatch = "" if row["can_keep"][deadline] else "////"
-                hits.bar(x, share, _WIDTH / 3.6, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
-    latency.set_yscale("log")
+                hits.bar(x, share, _WIDTH / 3.6, color=colour)
+                if not row["can_keep"][deadline]:
+                    hits.plot(x, 3, "x", color=colour, markersize=5)
     latency.set_ylabel("latency, ms")
     latency.set_title("average (bar), 99th percentile (dot), maximum (line)")
-    latency.legend(loc="upper left", ncols=3)
+    figure.legend(loc="outside lower center", ncols=3)
     hits.set_ylabel("in time, %")
-    hits.set_title("deadlines of 100, 300 and 600 ms kept, from left to right; hatched: no path can keep it")
+    hits.set_title("deadlines of 100, 300 and 600 ms kept, from left to right; x: no path can keep it")
     carried.set_ylabel("MB on all links")
     carried.set_title(f"bytes on the wire in {result['settings']['seconds']:g} s, everything included")
     for axis in (latency, hits, carried):

@@ -8,9 +8,7 @@ Order: runs leave by earliest deadline, runs of the same millisecond in the orde
 Neighbouring runs with the same batch header leave as one frame. Bytes handed to a socket are
 first come, first served for good, so an outbox hands over little at a time: nothing while the
 socket is full, and no more than a window of unacknowledged bytes, which grows while the peer
-acknowledges promptly and shrinks when it does not. If a smaller window makes no difference, the peer
-is slow because it seldom gets the processor, not because our bytes queue: then it grows again, or
-little would be taken at a time by one that could take much. What waits here can still be overtaken.
+acknowledges promptly and shrinks when it does not. What waits here can still be overtaken.
 """
 
 from collections import deque
@@ -116,7 +114,6 @@ class Outbox:
         "_capacity_bytes",
         "_frames_resent",
         "_frames_sent",
-        "_has_shrunk",
         "_is_connected",
         "_last_later_ns",
         "_last_origin",
@@ -126,8 +123,6 @@ class Outbox:
         "_messages_dropped",
         "_messages_sent",
         "_sent",
-        "_sent_at_change",
-        "_taken_before_ns",
         "_unacknowledged",
         "_unacknowledged_bytes",
         "_waiting",
@@ -158,10 +153,6 @@ class Outbox:
         self._last_shift_ns = UNKNOWN_CLOCK_SHIFT
         self._last_later_ns = 0
         self._window_bytes = WINDOW_FIRST_BYTES
-        # The last change of the window, how long frames took before it, and which were sent since.
-        self._has_shrunk = False
-        self._taken_before_ns = 0
-        self._sent_at_change = 0
         # Frames numbered _acknowledged+1 .. _sent, oldest first.
         self._unacknowledged: deque[_Sent] = deque()
         self._unacknowledged_bytes = 0
@@ -245,8 +236,7 @@ class Outbox:
                 continue
             frame.is_received = True
             self._unacknowledged_bytes -= len(frame.data)
-            if number > self._sent_at_change:
-                slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
+            slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
             tickets.extend(frame.tickets)
             frame.tickets = []
         if slowest_ns:
@@ -263,7 +253,7 @@ class Outbox:
                 CloseReason.BAD_MESSAGE, f"peer acknowledges {received} frames, {self._sent} were sent"
             )
         tickets: list[Ticket] = []
-        if now_ns and received > self._acknowledged >= self._sent_at_change:
+        if now_ns and received > self._acknowledged:
             # A frame that others have overtaken was lost on the way: it says nothing of queues.
             overtaken = any(
                 frame.is_received for frame in islice(self._unacknowledged, received - self._acknowledged)
@@ -299,7 +289,7 @@ class Outbox:
     def restart(self, received: int = 0) -> list[bytes]:
         """A new connection to a peer that counts on from `received`. Returns what to send again."""
         self._acknowledged = received
-        self._sent = self._sent_at_change = received + len(self._unacknowledged)
+        self._sent = received + len(self._unacknowledged)
         self._frames_resent += len(self._unacknowledged)
         return [frame.data for frame in self._unacknowledged]
 
@@ -449,26 +439,10 @@ class Outbox:
         return data
 
     def _adapt_window(self, taken_ns: int) -> None:
-        """A frame sent since the window was changed has taken so long."""
-        is_full = self._unacknowledged_bytes > self._window_bytes // 2
-        if taken_ns < PROMPT_NS:
-            if is_full:
-                self._change_window(True, taken_ns)
-        elif taken_ns > SLOW_NS:
-            # Less on the way and no sooner there, or more and no later: our bytes are not what it waits for.
-            before_ns = self._taken_before_ns
-            in_vain = taken_ns > before_ns * 3 // 4 if self._has_shrunk else taken_ns < before_ns * 4 // 3
-            if not in_vain or is_full:
-                self._change_window(in_vain, taken_ns)
-
-    def _change_window(self, grow: bool, taken_ns: int) -> None:
-        window_bytes = 2 * self._window_bytes if grow else self._window_bytes // 2
-        window_bytes = min(max(window_bytes, WINDOW_LEAST_BYTES), WINDOW_MOST_BYTES)
-        if window_bytes != self._window_bytes:
-            self._window_bytes = window_bytes
-            self._has_shrunk = not grow
-            self._taken_before_ns = taken_ns
-            self._sent_at_change = self._sent
+        if taken_ns > SLOW_NS:
+            self._window_bytes = max(self._window_bytes // 2, WINDOW_LEAST_BYTES)
+        elif taken_ns < PROMPT_NS and self._unacknowledged_bytes > self._window_bytes // 2:
+            self._window_bytes = min(self._window_bytes * 2, WINDOW_MOST_BYTES)
 
     def _make_room(self, now_ns: int) -> int:
         """Drop what is due first, and so most likely late, until the outbox is within its capacity."""
