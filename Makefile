@@ -74,6 +74,17 @@ drills: install ## Every drill on the process testbed; all must hold (some ten m
 	$(BIN)/python -m benchmarks.machine > results/drills-machine.json
 	$(BIN)/isthmus drill all --no-report --json results/drills.json
 
+CAMPAIGN_SECONDS ?= 300
+CAMPAIGN_SEEDS ?= 1 2 3 4
+
+.PHONY: campaign
+campaign: install ## Random faults: three topologies times four seeds, five minutes each
+	mkdir -p results/campaign
+	for topology in wind-farm-storm two-lans star-8; do for seed in $(CAMPAIGN_SEEDS); do \
+		$(BIN)/isthmus drill campaign --no-report --topology $$topology --seed $$seed \
+		--seconds $(CAMPAIGN_SECONDS) --json results/campaign/$$topology-$$seed.json || exit $$?; done; done
+	$(BIN)/python -m topology.drills.campaign results/campaign/*.json
+
 # How long clients, topics and brokers come and go: make soak SECONDS=600
 SECONDS ?= 3600
 
@@ -101,6 +112,11 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	$(BIN)/isthmus bench crashes --count 3 --topics 55
 	$(BIN)/isthmus bench detection --kills 1 --freezes 1 --cuts 1 --busy-seconds 5
 	$(BIN)/isthmus bench overload --seconds 4
+	@[ "$$(id -u)" = 0 ] || echo "not root, so no namespaces: multipath and transports are left out"
+	[ "$$(id -u)" != 0 ] || $(BIN)/isthmus bench transports --seconds 5 --no-judge
+	[ "$$(id -u)" != 0 ] || $(BIN)/isthmus bench multipath --cases 1 --policies single,adaptive --seconds 5 --settle-s 8 --calibration-packets 2000 --no-judge
+	$(BIN)/isthmus bench ring --publications 50
+	$(BIN)/isthmus bench tracing --rounds 1 --messages 2000
 	$(BIN)/isthmus bench hostile --rounds 1 --window-s 1 --scale 0.01 --no-judge
 	$(BIN)/isthmus bench tls --rounds 1 --window-s 0.5
 
@@ -116,7 +132,8 @@ DEBIAN_MIRROR ?=
 
 .PHONY: compose-base
 compose-base: ## Build the image isthmus-base from Debian packages, where none can be pulled (root)
-	@command -v debootstrap > /dev/null || { echo "debootstrap is not installed: run apt-get install debootstrap"; exit 1; }
+	@command -v debootstrap > /dev/null || apt-get install -y -qq debootstrap > /dev/null \
+	|| { echo "debootstrap is not installed: run apt-get install debootstrap"; exit 1; }
 	@docker version > /dev/null 2>&1 || { echo "no Docker engine answers: install docker.io and start it"; exit 1; }
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" \
 	&& debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates $(SUITE) "$$folder" $(DEBIAN_MIRROR) \
@@ -124,6 +141,16 @@ compose-base: ## Build the image isthmus-base from Debian packages, where none c
 		[ ! -e "$$file" ] || cp "$$file" "$$folder$$file" || exit 1; done \
 	&& tar --create --directory "$$folder" . | docker import - isthmus-base
 	@echo "now: BASE_IMAGE=isthmus-base docker compose up --build"
+
+.PHONY: compose-image
+compose-image: ## Build the image isthmus, on isthmus-base where the usual base is not here (root)
+	@if docker image inspect "$${BASE_IMAGE:-python:3.12-slim}" > /dev/null 2>&1; then base="$${BASE_IMAGE:-python:3.12-slim}"; \
+	else base=isthmus-base; docker image inspect $$base > /dev/null 2>&1 || $(MAKE) compose-base; fi; \
+	DOCKER_BUILDKIT=0 docker build --quiet --build-arg BASE_IMAGE=$$base --tag "$${ISTHMUS_IMAGE:-isthmus}" .
+
+.PHONY: compose-test
+compose-test: install ## Real containers: the compose file, faults, leftovers; starts an engine if there is none (root)
+	tests/compose/run $(TESTFLAGS)
 
 .PHONY: clean
 clean: interpret ## Remove the virtual environment and caches

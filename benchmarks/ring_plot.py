@@ -28,7 +28,7 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
             axis = axes[row][column]
             axis.plot(region[f"{which}_ms"][:SHOWN], linewidth=0.9, color="tab:red", label="upper bound")
             axis.plot(region["true_ms"][:SHOWN], linewidth=0.9, color="tab:blue", label="true delay")
-            axis.set_ylim(0, 1.05 * top_ms)
+            axis.set_ylim(0, 1.3 * top_ms)
             axis.set_title(f"{region['region']}, {which}")
             axis.set_xlabel("publication")
             axis.set_ylabel("ms")
@@ -54,7 +54,7 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
         axis.set_xlabel("bound above the true delay, ms")
         axis.set_ylabel("publications")
         axis.legend()
-    figure.suptitle("Round a ring of four nodes with unsynchronised clocks (model)")
+    figure.suptitle("Round a ring of four processes with unsynchronised clocks, links of the overlay")
     figure.savefig(file, dpi=100)
 
 

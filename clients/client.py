@@ -47,7 +47,7 @@ from overlay.qos import SubscriptionQos, TopicQos
 from runtime.discovery import discover
 from runtime.host import Host
 from runtime.hub import Dialer, Hub, Identity
-from runtime.link import Link
+from runtime.link import Link, LinkStatistics
 from runtime.tls import Tls
 from runtime.tracing import TraceSettings
 
@@ -221,6 +221,10 @@ class Client:
         endpoint.end(ClosedError(f"the endpoint on {endpoint.topic} has been closed"))
 
     # For endpoints
+
+    def link_statistics(self) -> LinkStatistics:
+        """The link to the edge broker: round trip, what is known of its clock, counts."""
+        return self._link.statistics()
 
     @property
     def has_room(self) -> bool:

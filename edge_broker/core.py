@@ -225,6 +225,7 @@ class EdgeCore:
     def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
         """The same for many topics; the caller may do other things in between."""
         targets = self._targets
+        targets.forget_pending()
         brokers = (*targets.routers_up.values(), *targets.lan_edges.values(), *targets.directly.values())
         for peer in (*self._clients.values(), *brokers):
             if not peer.outbox.is_overloaded(now_ns):

@@ -19,11 +19,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_broker.model import Topic
+from overlay.express import RESIDUAL
 from overlay.limits import COPIES_MAX, MIB
 from overlay.locator import Locator
 from overlay.messages import Measured, Role
 from overlay.outbox import Ticket
 from overlay.paths import BOTH, Choice, Decider, LinkView, PathView, Policy, options
+from overlay.quality import copies_for
 from runtime.hub import ChooseLocator
 from runtime.link import Link
 
@@ -207,11 +209,19 @@ class DirectPaths:
 def view_of(link: Link, *, outgoing: bool) -> LinkView:
     """What is known of one direction of a link."""
     delays = link.delays.distribution() if link.delays is not None else ()
-    return LinkView(delays)
+    express = link.express
+    if express is None or not express.is_worth_it:  # TCP repairs losses, which shows in the delays
+        return LinkView(delays)
+    loss, burst = (
+        (express.loss_there, express.burst_there) if outgoing else (express.meter.loss, express.meter.burst)
+    )
+    return LinkView(delays, loss, burst, copies_for(loss, burst, RESIDUAL))
 
 
 def _bytes_sent(link: Link) -> int:
-    return link.outbox.statistics().bytes_sent
+    """Of frames; datagrams count as often as they were sent, with their reports."""
+    statistics = link.statistics()
+    return statistics.outbox.bytes_sent + statistics.datagram_bytes_sent
 
 
 def _write_view(view: LinkView) -> list[int | float]:

@@ -105,7 +105,8 @@ class Dispatch:
         if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
             deadline = route.unsure.until_ns = now_ns + route.deadline_ns
         else:
-            deadline = max(born_ns - header.clock_shift_ns + route.deadline_ns, route.unsure.until_ns)
+            deadline = born_ns - header.clock_shift_ns + route.deadline_ns
+            deadline = max(deadline, route.unsure.until_ns)
         if run.came is not None and self._tracer is not None and not route.peers:
             self._tracer.received(run)
         tickets: list[Ticket] = []

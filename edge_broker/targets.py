@@ -102,7 +102,6 @@ class Targets:
 
     def turn_some(self, touched: set[Peer], now_ns: int) -> None:
         """Turn the next few topics."""
-        self._pending = None
         again = Resending()
         for topic in list(islice(self._turning, TOPICS_AT_A_TIME)):
             self._turn(topic, again)
@@ -112,6 +111,10 @@ class Targets:
         """This edge has nothing to do with the topic any more."""
         self._turning.pop(topic, None)
         self._forget_undelivered()
+
+    def forget_pending(self) -> None:
+        """What was looked at last need not be remembered any longer; called every second."""
+        self._pending = None
 
     def forget_peer(self, peer: Peer) -> None:
         """A client is gone: routes to it are not shared any more, or they would keep it in memory."""

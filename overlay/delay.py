@@ -60,6 +60,8 @@ class LinkClock:
         "_recent_least_ns",
         "_valid_until_ns",
         "_window_least_ns",
+        "latest_received_ns",
+        "latest_sent_ns",
         "shift_ns",
     )
 
@@ -67,6 +69,10 @@ class LinkClock:
         """`floor_ns` is what anything sent to the peer takes at least, by distance or bandwidth."""
         self.shift_ns = UNKNOWN_CLOCK_SHIFT
         """As `shift_at` gave it last."""
+        self.latest_sent_ns = -1
+        """When the last helper left, the best or not; it is only there to be compared with."""
+        self.latest_received_ns = -1
+        """The peer's clock when it got that one."""
         self._drift_ppm = drift_ppm
         self._floor_ns = floor_ns
         self._best_difference_ns = 0
@@ -96,6 +102,8 @@ class LinkClock:
         """We sent a helper at `sent_ns`, the peer got it when its clock read `received_ns`."""
         if not 0 <= sent_ns <= now_ns:
             return  # we never sent that; a peer that invents numbers is not believed
+        self.latest_sent_ns = sent_ns
+        self.latest_received_ns = received_ns
         difference_ns = received_ns - sent_ns - self._floor_ns
         if self._best_sent_ns < 0 or difference_ns + self._apart_ns(now_ns - sent_ns) <= self._reckon(now_ns):
             self._best_difference_ns = difference_ns

@@ -32,6 +32,8 @@ HEARTBEAT_SILENCE_NS: Final = 50 * MILLISECOND_NS
 """Silence after which a peer in the same LAN counts as dead; a WAN link adds its round trip."""
 HEARTBEAT_FROZEN_NS: Final = 500 * MILLISECOND_NS
 """Silence after which a peer counts as dead although its host acknowledges what it is sent."""
+HEARTBEAT_UNKNOWN_NS: Final = SECOND_NS
+"""Silence that any peer may keep while its round trip is not known: by satellite that takes 0.6 s."""
 HEARTBEAT_SILENCE_INTERVALS: Final = 4
 """A WAN peer may be silent for two round trips and this many heartbeat intervals."""
 LIVELINESS_NS: Final = 2 * SECOND_NS
@@ -64,6 +66,8 @@ ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 # Datagrams beside a link
 DATAGRAM_MAX_BYTES: Final = 1_200
 """Frames that make a larger datagram go by TCP: this much fits every usual path unfragmented."""
+URGENT_NS: Final = 1 * SECOND_NS
+"""Messages with longer deadlines never travel as datagrams."""
 COPIES_MAX: Final = 4
 """Most copies of a datagram that are sent at once."""
 
@@ -103,5 +107,5 @@ assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES
 assert FRAME_TARGET_BYTES <= ACKNOWLEDGE_EVERY_BYTES < OUTBOX_SOFT_BYTES < OUTBOX_MAX_BYTES
 assert OUTBOX_SOFT_BYTES < SUBSCRIBER_PENDING_BYTES <= OUTBOX_MAX_BYTES
 assert HEARTBEAT_INTERVAL_NS * HEARTBEAT_SILENCE_INTERVALS < HEARTBEAT_SILENCE_NS
-assert HEARTBEAT_SILENCE_NS < HEARTBEAT_FROZEN_NS
+assert HEARTBEAT_SILENCE_NS < HEARTBEAT_FROZEN_NS < HEARTBEAT_UNKNOWN_NS <= HANDSHAKE_TIMEOUT_NS
 assert RETENTION_DEFAULT <= RETENTION_MAX <= UNSENT_MAX_MESSAGES

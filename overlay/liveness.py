@@ -6,7 +6,8 @@ held up for a second, the peer gets its full grace again. A peer is dead after
 
     max(floor, 2 x round trip (upper end) + 4 x heartbeat interval)
 
-of silence, so that a LAN peer is noticed in 50 ms and a WAN peer is not mistaken.
+of silence, so that a LAN peer is noticed in 50 ms and a WAN peer is not mistaken. Until the first echo
+is back nobody knows which of them it is, and it gets a second.
 
 A process that gets no processor time is silent too. If its host still acknowledges our heartbeats
 (the caller asks the kernel), host and network are alive and the process has not ended, or the
@@ -15,7 +16,7 @@ connection would have: then it may be silent for as long as a frozen one, half a
 
 from typing import Final
 
-from overlay.limits import HEARTBEAT_FROZEN_NS, HEARTBEAT_SILENCE_INTERVALS
+from overlay.limits import HEARTBEAT_FROZEN_NS, HEARTBEAT_SILENCE_INTERVALS, HEARTBEAT_UNKNOWN_NS
 from overlay.messages import Heartbeat
 
 _ROUND_TRIP_WINDOW: Final = 64
@@ -66,6 +67,8 @@ class Liveness:
     @property
     def silence_limit_ns(self) -> int:
         """Silence after which the peer counts as dead."""
+        if not self._samples:
+            return max(self._floor_ns, HEARTBEAT_UNKNOWN_NS)
         upper_ns = max(self._window_highest_ns, self._recent_highest_ns)
         return max(self._floor_ns, 2 * upper_ns + HEARTBEAT_SILENCE_INTERVALS * self.interval_ns)
 

@@ -32,6 +32,7 @@ class FrameKind(IntEnum):
     QOS_CHANGED = 12
     PUBLISHERS = 13
     MEASURED = 14
+    NUMBERED = 15
 
 
 class Role(StrEnum):
@@ -82,6 +83,8 @@ class Hello:
     token: str = field(default="", repr=False)
     """Of a client without a certificate: what proves who it is."""
     protocol: int = PROTOCOL_VERSION
+    datagrams: str = ""
+    """How to seal datagrams to the sender (`runtime.datagrams`); empty: it takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,10 @@ class Welcome:
     drift_ppm: int = DRIFT_PPM
     """Most that the sender's clock drifts against real time."""
     protocol: int = PROTOCOL_VERSION
+    datagrams: str = ""
+    """How to seal datagrams to the sender; empty: it takes none on this link."""
+    datagram_port: int = 0
+    """Where it takes them, on the host that was dialled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,24 +8,33 @@ Order: runs leave by earliest deadline, runs of the same millisecond in the orde
 Neighbouring runs with the same batch header leave as one frame. Bytes handed to a socket are
 first come, first served for good, so an outbox hands over little at a time: nothing while the
 socket is full, and no more than a window of unacknowledged bytes, which grows while the peer
-acknowledges promptly and shrinks when it does not. If a smaller window makes no difference, the peer
-is slow because it seldom gets the processor, not because our bytes queue: then it grows again, or
-little would be taken at a time by one that could take much. What waits here can still be overtaken.
+acknowledges promptly and shrinks when it does not. What waits here can still be overtaken.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from overlay.batch import FRAME_OVERHEAD_BYTES, Run, encode_batch
 from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES
-from overlay.limits import FRAME_TARGET_BYTES, KIB, MIB, MILLISECOND_NS, OUTBOX_MAX_BYTES, RUN_OVERHEAD_BYTES
+from overlay.limits import (
+    DATAGRAM_MAX_BYTES,
+    FRAME_TARGET_BYTES,
+    KIB,
+    MIB,
+    MILLISECOND_NS,
+    OUTBOX_MAX_BYTES,
+    RUN_OVERHEAD_BYTES,
+    URGENT_NS,
+)
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.schedule import Calendar
 from overlay.trace import Reason
 from overlay.tracer import LinkTrace
+from overlay.urgency import class_least_ns
 
 OVERLOADED_AFTER_NS: Final = 20 * MILLISECOND_NS
 """An outbox that has not run empty for this long takes in more than it gives out."""
@@ -85,10 +94,12 @@ class _Waiting:
 
 
 class _Sent:
-    __slots__ = ("data", "sent_ns", "tickets")
+    __slots__ = ("data", "is_received", "sent_ns", "tickets")
 
     def __init__(self, data: bytes, sent_ns: int, tickets: list[Ticket]) -> None:
         self.data = data
+        self.is_received = False
+        """The peer has it, though not all that was sent before it."""
         self.sent_ns = sent_ns
         self.tickets = tickets
 
@@ -103,7 +114,6 @@ class Outbox:
         "_capacity_bytes",
         "_frames_resent",
         "_frames_sent",
-        "_has_shrunk",
         "_is_connected",
         "_last_later_ns",
         "_last_origin",
@@ -113,19 +123,20 @@ class Outbox:
         "_messages_dropped",
         "_messages_sent",
         "_sent",
-        "_sent_at_change",
-        "_taken_before_ns",
         "_unacknowledged",
         "_unacknowledged_bytes",
         "_waiting",
         "_waiting_bytes",
         "_waiting_messages",
         "_window_bytes",
+        "is_express",
         "on_sent",
         "trace",
     )
 
     def __init__(self, capacity_bytes: int = OUTBOX_MAX_BYTES) -> None:
+        self.is_express = False
+        """Urgent frames are to be small enough for datagrams."""
         self.on_sent: OnSent | None = None
         self.trace: LinkTrace | None = None
         """Set at a node that traces messages."""
@@ -142,10 +153,6 @@ class Outbox:
         self._last_shift_ns = UNKNOWN_CLOCK_SHIFT
         self._last_later_ns = 0
         self._window_bytes = WINDOW_FIRST_BYTES
-        # The last change of the window, how long frames took before it, and which were sent since.
-        self._has_shrunk = False
-        self._taken_before_ns = 0
-        self._sent_at_change = 0
         # Frames numbered _acknowledged+1 .. _sent, oldest first.
         self._unacknowledged: deque[_Sent] = deque()
         self._unacknowledged_bytes = 0
@@ -176,7 +183,8 @@ class Outbox:
         if deadline_ns and clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
             if clock_shift_ns != self._last_shift_ns or origin != self._last_origin:
                 self._compare_shift(origin, clock_shift_ns)
-            deadline_ns += self._last_later_ns
+            if self._last_later_ns:
+                deadline_ns += self._last_later_ns
         self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages
@@ -198,6 +206,43 @@ class Outbox:
                 frames.append(data)
         return frames
 
+    def take_numbered(self, budget_bytes: int, now_ns: int) -> list[tuple[int, bytes]]:
+        """The same as `take_frames`, each frame with its number."""
+        first = self._sent + 1
+        return list(enumerate(self.take_frames(budget_bytes, now_ns), first))
+
+    @property
+    def next_unacknowledged(self) -> int:
+        """The number of the first frame that the peer has not acknowledged."""
+        return self._acknowledged + 1
+
+    def frame(self, number: int) -> bytes | None:
+        """A frame the peer has not acknowledged, by its number."""
+        index = number - self._acknowledged - 1
+        if not 0 <= index < len(self._unacknowledged) or self._unacknowledged[index].is_received:
+            return None
+        return self._unacknowledged[index].data
+
+    def acknowledge_ahead(self, numbers: Iterable[int], now_ns: int, round_trip_ns: int) -> list[Ticket]:
+        """The peer has these frames, though not all before them; returns their tickets."""
+        tickets: list[Ticket] = []
+        slowest_ns = 0
+        for number in numbers:
+            index = number - self._acknowledged - 1
+            if not 0 <= index < len(self._unacknowledged):
+                continue
+            frame = self._unacknowledged[index]
+            if frame.is_received:
+                continue
+            frame.is_received = True
+            self._unacknowledged_bytes -= len(frame.data)
+            slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
+            tickets.extend(frame.tickets)
+            frame.tickets = []
+        if slowest_ns:
+            self._adapt_window(now_ns - slowest_ns - round_trip_ns)
+        return tickets
+
     def acknowledge(self, received: int, now_ns: int = 0, round_trip_ns: int = 0) -> list[Ticket]:
         """The peer has received `received` data frames on this link; returns the tickets of those.
 
@@ -208,11 +253,17 @@ class Outbox:
                 CloseReason.BAD_MESSAGE, f"peer acknowledges {received} frames, {self._sent} were sent"
             )
         tickets: list[Ticket] = []
-        if now_ns and received > self._acknowledged >= self._sent_at_change:
-            self._adapt_window(now_ns - self._unacknowledged[0].sent_ns - round_trip_ns)
+        if now_ns and received > self._acknowledged:
+            # A frame that others have overtaken was lost on the way: it says nothing of queues.
+            overtaken = any(
+                frame.is_received for frame in islice(self._unacknowledged, received - self._acknowledged)
+            )
+            if not overtaken:
+                self._adapt_window(now_ns - self._unacknowledged[0].sent_ns - round_trip_ns)
         while self._acknowledged < received:
             frame = self._unacknowledged.popleft()
-            self._unacknowledged_bytes -= len(frame.data)
+            if not frame.is_received:
+                self._unacknowledged_bytes -= len(frame.data)
             self._acknowledged += 1
             if frame.tickets:
                 tickets.extend(frame.tickets)
@@ -238,7 +289,7 @@ class Outbox:
     def restart(self, received: int = 0) -> list[bytes]:
         """A new connection to a peer that counts on from `received`. Returns what to send again."""
         self._acknowledged = received
-        self._sent = self._sent_at_change = received + len(self._unacknowledged)
+        self._sent = received + len(self._unacknowledged)
         self._frames_resent += len(self._unacknowledged)
         return [frame.data for frame in self._unacknowledged]
 
@@ -325,7 +376,9 @@ class Outbox:
         """Assert the invariants; tests call this after every step."""
         self._waiting.validate()
         assert self._sent - self._acknowledged == len(self._unacknowledged)
-        assert self._unacknowledged_bytes == sum(len(frame.data) for frame in self._unacknowledged)
+        assert self._unacknowledged_bytes == sum(
+            len(frame.data) for frame in self._unacknowledged if not frame.is_received
+        )
         assert self._waiting_bytes == sum(len(item.run.data) for item in self._waiting)
         assert self._waiting_messages == sum(item.run.messages for item in self._waiting)
 
@@ -350,6 +403,8 @@ class Outbox:
         size = FRAME_OVERHEAD_BYTES + len(first.run.data)
         messages = first.run.messages
         target_bytes = min(FRAME_TARGET_BYTES, self._window_bytes // 2)
+        if self.is_express and class_least_ns(first.urgency) < URGENT_NS:
+            target_bytes = DATAGRAM_MAX_BYTES
         while (item := self._waiting.first()) is not None:
             if (
                 item.origin != first.origin
@@ -384,26 +439,10 @@ class Outbox:
         return data
 
     def _adapt_window(self, taken_ns: int) -> None:
-        """A frame sent since the window was changed has taken so long."""
-        is_full = self._unacknowledged_bytes > self._window_bytes // 2
-        if taken_ns < PROMPT_NS:
-            if is_full:
-                self._change_window(True, taken_ns)
-        elif taken_ns > SLOW_NS:
-            # Less on the way and no sooner there, or more and no later: our bytes are not what it waits for.
-            before_ns = self._taken_before_ns
-            in_vain = taken_ns > before_ns * 3 // 4 if self._has_shrunk else taken_ns < before_ns * 4 // 3
-            if not in_vain or is_full:
-                self._change_window(in_vain, taken_ns)
-
-    def _change_window(self, grow: bool, taken_ns: int) -> None:
-        window_bytes = 2 * self._window_bytes if grow else self._window_bytes // 2
-        window_bytes = min(max(window_bytes, WINDOW_LEAST_BYTES), WINDOW_MOST_BYTES)
-        if window_bytes != self._window_bytes:
-            self._window_bytes = window_bytes
-            self._has_shrunk = not grow
-            self._taken_before_ns = taken_ns
-            self._sent_at_change = self._sent
+        if taken_ns > SLOW_NS:
+            self._window_bytes = max(self._window_bytes // 2, WINDOW_LEAST_BYTES)
+        elif taken_ns < PROMPT_NS and self._unacknowledged_bytes > self._window_bytes // 2:
+            self._window_bytes = min(self._window_bytes * 2, WINDOW_MOST_BYTES)
 
     def _make_room(self, now_ns: int) -> int:
         """Drop what is due first, and so most likely late, until the outbox is within its capacity."""

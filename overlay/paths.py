@@ -81,12 +81,13 @@ class PathView:
         """What one message costs on this path."""
         return sum(link.copies for link in self.links)
 
-    def in_time(self, deadline_ns: int) -> float:
-        """The probability that a message arrives within the deadline."""
+    def in_time(self, deadline_ns: int, delays: Distribution | None = None) -> float:
+        """The probability that a message arrives within the deadline; `delays` if known already."""
         arrives = 1.0
         for link in self.links:
             arrives *= 1 - loss_of_all(link.loss, link.burst, link.copies)
-        return arrives * sum(share for delay_ns, share in self.delays if delay_ns <= deadline_ns)
+        known = self.delays if delays is None else delays
+        return arrives * sum(share for delay_ns, share in known if delay_ns <= deadline_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ def options(routing: PathView, direct: PathView, deadline_ns: int) -> list[Optio
     by_routing, by_direct = routing.delays, direct.delays
     if not by_routing or not by_direct:
         return []
-    routing_in_time, direct_in_time = routing.in_time(deadline_ns), direct.in_time(deadline_ns)
+    routing_in_time = routing.in_time(deadline_ns, by_routing)
+    direct_in_time = direct.in_time(deadline_ns, by_direct)
     together = 1 - (1 - routing_in_time) * (1 - direct_in_time)
     routing_ns, direct_ns = quantile_ns(by_routing, 0.5), quantile_ns(by_direct, 0.5)
     found = [
@@ -135,20 +137,20 @@ def options(routing: PathView, direct: PathView, deadline_ns: int) -> list[Optio
         Option(DIRECT, direct_in_time, direct.frames, direct_ns),
         Option(BOTH, together, routing.frames + direct.frames, min(routing_ns, direct_ns)),
     ]
-    after_ns = reserve_after_ns(routing, direct, deadline_ns)
+    after_ns = reserve_after_ns(by_routing, by_direct, deadline_ns)
     if after_ns:
         frames = direct.frames + (1 - direct_in_time) * routing.frames
         found[1] = Option(Choice(False, True, after_ns), together, frames, direct_ns)
     return found
 
 
-def reserve_after_ns(routing: PathView, direct: PathView, deadline_ns: int) -> int:
+def reserve_after_ns(routing: Distribution, direct: Distribution, deadline_ns: int) -> int:
     """The last moment from which the routing path still keeps the deadline, if that is not too early.
 
     0 if a message sent directly cannot be acknowledged by then: it would nearly always be sent twice.
     """
-    after_ns = deadline_ns - quantile_ns(routing.delays, IN_TIME_WANTED) - RESERVE_MARGIN_NS
-    acknowledged_ns = 2 * quantile_ns(direct.delays, 0.99) + RESERVE_MARGIN_NS
+    after_ns = deadline_ns - quantile_ns(routing, IN_TIME_WANTED) - RESERVE_MARGIN_NS
+    acknowledged_ns = 2 * quantile_ns(direct, 0.99) + RESERVE_MARGIN_NS
     return after_ns if after_ns >= acknowledged_ns else 0
 
 

@@ -6,7 +6,8 @@ counts as half of a round trip.
 
 Losses are counted by whoever receives: datagrams are numbered, and a number that has not come by the
 time 64 later ones have is lost. A lossless link has to prove itself: the estimate starts at half a per
-cent and falls below 0.1 % after some four hundred datagrams without a loss.
+cent, falls below 0.1 % after some four hundred datagrams without a loss, and is 0 after a thousand. A
+loss is remembered for some twenty thousand.
 """
 
 import math
@@ -27,6 +28,9 @@ _WINDOW: Final = 64
 _COUNTED_MOST: Final = 8_192
 _PRIOR_LOST: Final = 0.5
 _PRIOR_COUNTED: Final = 100.0
+_PROVEN_COUNTED: Final = 1_000
+_FORGOTTEN: Final = 0.05
+_BURSTY: Final = 0.4
 _PRIOR_LOSSES: Final = 2.0
 """Until some losses were seen, the next one is taken to be independent."""
 
@@ -91,7 +95,9 @@ class LossMeter:
 
     @property
     def loss(self) -> float:
-        """Share of datagrams that are lost, from above as long as few were seen."""
+        """Share of datagrams that are lost: from above while few were seen, 0 if no loss is remembered."""
+        if self._counted >= _PROVEN_COUNTED and self._lost < _FORGOTTEN:
+            return 0.0
         return (self._lost + _PRIOR_LOST) / (self._counted + _PRIOR_COUNTED)
 
     @property
@@ -137,10 +143,14 @@ def in_series(ways: Iterable[Distribution]) -> Distribution:
 
 
 def copies_for(loss: float, burst: float, residual: float) -> int:
-    """How often a datagram must be sent so that at most this share is lost altogether."""
+    """How often a datagram must be sent so that at most this share is lost altogether.
+
+    Once, if losses come in bursts that would swallow most copies: that is what congestion looks like,
+    and more datagrams would only add to it.
+    """
     copies = 1
     lost = loss
-    while lost > residual and copies < COPIES_MAX:
+    while lost > residual and copies < COPIES_MAX and max(burst, loss) < _BURSTY:
         lost *= max(burst, loss)
         copies += 1
     return copies

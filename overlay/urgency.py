@@ -13,6 +13,7 @@ SHEDDABLE: Final = 0x80
 """Set in the class of best-effort topics: such frames go first when there is too much."""
 UNORDERED: Final = 0x40
 """Set in the class of messages whose copies travel on several ways and may overtake each other."""
+_LEVEL: Final = 0x3F
 NO_DEADLINE_NS: Final = 60 * SECOND_NS
 """A topic without a deadline is treated as if it had this one, so that it cannot starve."""
 _CLASS_LIMITS_NS: Final = tuple(
@@ -23,6 +24,12 @@ _CLASS_LIMITS_NS: Final = tuple(
 def deadline_ns(qos: TopicQos) -> int:
     """The topic's deadline, or the one it is treated as having."""
     return NO_DEADLINE_NS if qos.deadline_ns is None else qos.deadline_ns
+
+
+def class_least_ns(urgency: int) -> int:
+    """The shortest deadline a message of this class can have, almost; 0 for the most urgent."""
+    level = urgency & _LEVEL
+    return _CLASS_LIMITS_NS[min(level, len(_CLASS_LIMITS_NS) + 1) - 2] if level > 1 else 0
 
 
 def urgency(qos: TopicQos) -> int:

@@ -428,7 +428,8 @@ class RouterCore:
         born_here_ns = born_ns - header.clock_shift_ns if known else now_ns
         deadline = 0
         if self._mode.by_deadline:
-            deadline = max(born_here_ns + route.deadline_ns, route.unsure.until_ns)
+            deadline = born_here_ns + route.deadline_ns
+            deadline = max(deadline, route.unsure.until_ns)
             if not known:
                 route.unsure.until_ns = deadline
         copy: Copy | None = None

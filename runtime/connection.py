@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import socket
+from dataclasses import replace
 from enum import Enum, auto
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from overlay.batch import BATCH_HEADER_BYTES
 from overlay.codec import decode, decode_heartbeat, encode, encode_heartbeat
 from overlay.errors import CloseReason, ProtocolError
-from overlay.framing import FrameReader
+from overlay.framing import FRAME_HEADER_BYTES, FrameReader, frame
 from overlay.limits import (
     ACKNOWLEDGE_EVERY_BYTES,
     DRIFT_MAX_PPM,
@@ -31,11 +32,14 @@ from overlay.limits import (
     HANDSHAKE_TIMEOUT_NS,
     MILLISECOND_NS,
     SECOND_NS,
+    URGENT_NS,
     WRITE_HIGH_WATER_BYTES,
 )
 from overlay.liveness import Liveness
 from overlay.locator import Locator
 from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Welcome
+from overlay.urgency import UNORDERED, class_least_ns
+from runtime.datagrams import Channel, Seal
 from runtime.link import Link
 from runtime.tls import CertificateName, TlsChannel, speaks_tls
 
@@ -50,6 +54,7 @@ _READ_REST_BYTES: Final = 256 * 1024
 _NOT_SENT_LOW_WATER_BYTES: Final = 32 * 1024
 _ACKNOWLEDGEMENTS: Final = Struct("=24xI28xI")
 """Of Linux's tcp_info: segments the peer's kernel has not acknowledged, milliseconds since it last did."""
+_NUMBER: Final = Struct("<Q")
 
 
 class State(Enum):
@@ -77,6 +82,9 @@ class Connection(asyncio.Protocol):
         self._proxied = through_proxy_to
         self._proxy_answer = b""
         self._tls: TlsChannel | None = None
+        self._seal: Seal | None = None
+        self.channel: Channel | None = None
+        """For urgent frames, which TCP might hold up."""
         self._state = State.AWAIT_HELLO
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -169,7 +177,30 @@ class Connection(asyncio.Protocol):
     def write_again(self, frames: list[bytes]) -> None:
         """Write frames that were sent on an earlier connection and not acknowledged."""
         if self._transport is not None and self._state is State.OPEN:
+            if self.channel is not None:
+                assert self.link is not None
+                first = self.link.outbox.next_unacknowledged
+                frames = [_numbered(number, frame) for number, frame in enumerate(frames, first)]
             self._write(b"".join(frames))
+
+    def write_numbered(self, number: int) -> None:
+        """Write a frame that was lost as a datagram."""
+        frame = self.link.outbox.frame(number) if self.link is not None else None
+        if frame is not None and self._state is State.OPEN:
+            self._write(_numbered(number, frame))
+
+    def take_numbered(self, number: int, body: bytes) -> None:
+        """A data frame has come, by whichever way; what has come before is passed over."""
+        assert self.link is not None
+        if self._state is State.OPEN and self.link.numbers.take(number):
+            if len(body) >= BATCH_HEADER_BYTES and class_least_ns(body[0]) < URGENT_NS:
+                body = bytes([body[0] | UNORDERED]) + body[1:]
+            self._take_data(self.link, body)
+
+    def heard(self) -> None:
+        """A datagram has come: the peer is alive."""
+        if self.liveness is not None:
+            self.liveness.heard()
 
     def flush_soon(self) -> None:
         """Write waiting data in this loop turn; however often it is asked for, it happens once."""
@@ -226,6 +257,7 @@ class Connection(asyncio.Protocol):
         liveness = self.liveness
         if liveness is None or self._state is not State.OPEN:
             return
+        self._tick_datagrams(now_ns)
         if self._unacknowledged_bytes or liveness.is_due(now_ns, tick_ns):
             self._send_heartbeat(now_ns)
         if self._reading_paused:
@@ -241,7 +273,16 @@ class Connection(asyncio.Protocol):
     def acknowledge(self, now_ns: int) -> None:
         """Acknowledge data now if some waits for it."""
         if self._unacknowledged_bytes and self._state is State.OPEN:
+            self._tick_datagrams(now_ns)
+        if self._unacknowledged_bytes and self._state is State.OPEN:
             self._send_heartbeat(now_ns)
+
+    def _tick_datagrams(self, now_ns: int) -> None:
+        """Report what has come as a datagram: that TCP does not hold up."""
+        if self.channel is not None:
+            self.channel.tick(now_ns, data_came=self._unacknowledged_bytes > 0)
+            if self.channel.is_usable(now_ns):
+                self._unacknowledged_bytes = 0
 
     # Handshake
 
@@ -261,7 +302,12 @@ class Connection(asyncio.Protocol):
         elif self._dialled:
             assert self.link is not None
             self._state = State.HELLO_SENT
-            self._write(encode(self.hub.hello_for(self.link)))
+            hello = self.hub.hello_for(self.link)
+            port = self.hub.datagrams_for(self.link)
+            if port is not None and self._proxied is None:
+                self._seal = port.new_seal()
+                hello = replace(hello, datagrams=str(self._seal))
+            self._write(encode(hello))
         else:
             self._state = State.AWAIT_HELLO
 
@@ -306,7 +352,7 @@ class Connection(asyncio.Protocol):
             self.link = link
             received = message.received if message.peer_incarnation == self.hub.identity.incarnation else 0
             link.attach(self, message.incarnation, received, drift_ppm)
-            self._write(encode(welcome))
+            self._write(encode(self._with_datagrams(link, message, welcome)))
             self._open(message.heartbeat_ns)
         elif self._state is State.HELLO_SENT and isinstance(message, Welcome):
             assert self.link is not None
@@ -314,9 +360,28 @@ class Connection(asyncio.Protocol):
             self.hub.admit_welcome(self.link, message, self.peer_certificate)
             self._replace_connection_of(self.link)
             self.link.attach(self, message.incarnation, message.received, drift_ppm)
+            self._open_datagrams(message)
             self._open(self.hub.heartbeat_ns_for(self.link))
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"kind {kind} during the handshake")
+
+    def _with_datagrams(self, link: Link, hello: Hello, welcome: Welcome) -> Welcome:
+        """Our answer, with a channel for datagrams if both sides take them."""
+        port = self.hub.datagrams_for(link)
+        theirs = Seal.parse(hello.datagrams)
+        if port is None or theirs is None:
+            return welcome
+        ours = port.new_seal()
+        self.channel = port.open_channel(self, ours, theirs, None)
+        return replace(welcome, datagrams=str(ours), datagram_port=port.port)
+
+    def _open_datagrams(self, welcome: Welcome) -> None:
+        assert self.link is not None and self._transport is not None
+        port = self.hub.datagrams_for(self.link)
+        theirs = Seal.parse(welcome.datagrams)
+        if port is not None and theirs is not None and self._seal is not None:
+            host = self._transport.get_extra_info("peername")[0]
+            self.channel = port.open_channel(self, self._seal, theirs, (host, welcome.datagram_port))
 
     def _drift_ppm(self, theirs_ppm: int) -> int:
         """The worse of both clocks, as each side says of its own."""
@@ -353,17 +418,12 @@ class Connection(asyncio.Protocol):
         link = self.link
         assert link is not None
         if kind == FrameKind.DATA:
-            link.received += 1
-            now_ns = self.hub.clock()
-            if now_ns > self.hub.heartbeats_due_ns:
-                self.hub.send_late_heartbeats(now_ns)
-            self.hub.handler.on_data(link, body, now_ns)
-            link.bytes_received += len(body) - BATCH_HEADER_BYTES
-            self._unacknowledged_bytes += len(body)
-            if self._unacknowledged_bytes >= ACKNOWLEDGE_EVERY_BYTES:
-                self._send_heartbeat(now_ns)
-            else:
-                self.hub.acknowledge_soon(self)
+            link.numbers.received += 1
+            self._take_data(link, body)
+        elif kind == FrameKind.NUMBERED:
+            if self.channel is None or len(body) < _NUMBER.size:
+                raise ProtocolError(CloseReason.UNEXPECTED_FRAME, "a numbered frame without datagrams")
+            self.take_numbered(_NUMBER.unpack_from(body)[0], body[_NUMBER.size :])
         elif kind == FrameKind.HEARTBEAT:
             heartbeat = decode_heartbeat(body)
             assert self.liveness is not None
@@ -382,6 +442,18 @@ class Connection(asyncio.Protocol):
             else:
                 self.hub.handler.on_control(link, message)
 
+    def _take_data(self, link: Link, body: bytes) -> None:
+        now_ns = self.hub.clock()
+        if now_ns > self.hub.heartbeats_due_ns:
+            self.hub.send_late_heartbeats(now_ns)
+        self.hub.handler.on_data(link, body, now_ns)
+        link.bytes_received += len(body) - BATCH_HEADER_BYTES
+        self._unacknowledged_bytes += len(body)
+        if self._unacknowledged_bytes >= ACKNOWLEDGE_EVERY_BYTES:
+            self._send_heartbeat(now_ns)
+        else:
+            self.hub.acknowledge_soon(self)
+
     def _take_helper(self, link: Link, heartbeat: Heartbeat, now_ns: int) -> None:
         """Learn from a heartbeat how far away the peer is and how its clock stands to ours."""
         liveness = self.liveness
@@ -390,7 +462,7 @@ class Connection(asyncio.Protocol):
         liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
-            if link.delays is not None:
+            if link.delays is not None and (self.channel is None or not self.channel.is_usable(now_ns)):
                 link.delays.add(liveness.round_trip_ns // 2)
         if first:
             # Echo it at once, so that the peer need not wait an interval to know our clock.
@@ -427,8 +499,16 @@ class Connection(asyncio.Protocol):
         outbox = self.link.outbox
         now_ns = self.hub.clock()
         while room > 0 and outbox.has_waiting and outbox.has_room and self._writable:
-            frames = outbox.take_frames(room, now_ns)
-            self._write(frames[0] if len(frames) == 1 else b"".join(frames))
+            if self.channel is None:
+                frames = outbox.take_frames(room, now_ns)
+            else:
+                frames = [
+                    _numbered(number, frame)
+                    for number, frame in outbox.take_numbered(room, now_ns)
+                    if not self.channel.offer(number, frame, now_ns)
+                ]
+            if frames:
+                self._write(frames[0] if len(frames) == 1 else b"".join(frames))
             room = WRITE_HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
         # With a full window, the next acknowledgement flushes; with a full socket, its draining.
 
@@ -474,8 +554,15 @@ class Connection(asyncio.Protocol):
             return
         was_open = self._state is State.OPEN
         self._state = State.CLOSED
+        if self.channel is not None:
+            self.channel.close()
         if not self.closed.done():
             self.closed.set_result((self._close_reason, self._close_detail))
         link = self.link
         current = link is not None and was_open and link.detach(self)
         self.hub.connection_closed(self, link if current else None, self._close_reason, self._close_detail)
+
+
+def _numbered(number: int, data: bytes) -> bytes:
+    """A data frame with its number, as it travels on a connection with a channel for datagrams."""
+    return frame(FrameKind.NUMBERED, _NUMBER.pack(number) + data[FRAME_HEADER_BYTES:])

@@ -33,6 +33,7 @@ from overlay.limits import (
 from overlay.locator import Locator
 from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welcome
 from runtime.connection import Connection
+from runtime.datagrams import DatagramPort
 from runtime.host import Clock
 from runtime.link import Link, Principal
 from runtime.tls import CertificateName, Tls
@@ -158,6 +159,7 @@ class Hub:
         self._to_acknowledge: dict[Connection, None] = {}
         self._dialers: dict[str, Dialer] = {}
         self._server: asyncio.Server | None = None
+        self._datagrams: DatagramPort | None = None
         self._resting = False
         """The timer is set for slow links only."""
         self._slow_due_ns = 0
@@ -176,6 +178,8 @@ class Hub:
         for listening in self._server.sockets:
             _lengthen_queue(listening.fileno())
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
+        if self.identity.role is not Role.CLIENT:
+            self._datagrams = await DatagramPort.open(self, bound_host, bound_port)
         return Locator(bound_host, bound_port)
 
     def dial(
@@ -214,6 +218,8 @@ class Hub:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
+        if self._datagrams is not None:
+            await self._datagrams.close()
         if self._server is not None:
             await self._server.wait_closed()
         for _ in range(_ACCEPTING_TURNS):
@@ -243,6 +249,18 @@ class Hub:
             drift_ppm=self.identity.drift_ppm,
             token=self._token,
         )
+
+    def datagrams_for(self, link: Link) -> DatagramPort | None:
+        """Where datagrams beside this link are sent and taken; None if there are to be none.
+
+        Only ways to and between LANs are long: not within a LAN, not between routing brokers.
+        """
+        roles = {self.identity.role, link.role}
+        if Role.CLIENT in roles or roles == {Role.ROUTER}:
+            return None
+        if roles == {Role.EDGE} and link.lan == self.identity.lan:
+            return None
+        return self._datagrams
 
     def heartbeat_ns_for(self, link: Link) -> int:
         """Heartbeat interval towards this peer."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlay.delay import LinkClock
+from overlay.express import Express, ExpressStatistics, Numbers
 from overlay.limits import DRIFT_PPM
 from overlay.messages import ControlMessage, Role
 from overlay.outbox import Outbox, OutboxStatistics, Ticket
@@ -32,6 +33,10 @@ class LinkStatistics:
     """Added to the age of what the peer stamped to bound it; none before the first helper."""
     least_delay_ms: float = 0.0
     """What lately everything took to the peer at least, as far as can be proven."""
+    datagrams: ExpressStatistics | None = None
+    """None if there is no channel for them."""
+    datagram_bytes_sent: int = 0
+    """Copies, reports and headers included."""
 
 
 class MeasuredLink(NamedTuple):
@@ -66,8 +71,8 @@ class Link:
         self.lan = lan
         self.outbox = outbox or Outbox()
         self.peer_incarnation = 0
-        self.received = 0
-        """Data frames received from `peer_incarnation`."""
+        self.numbers = Numbers()
+        """Of the data frames received from `peer_incarnation`."""
         self.messages_received = 0
         self.bytes_received = 0
         self.connects = 0
@@ -92,9 +97,20 @@ class Link:
         return f"{self.role}:{self.peer}"
 
     @property
+    def received(self) -> int:
+        """Data frames received without a gap."""
+        return self.numbers.received
+
+    @property
     def is_up(self) -> bool:
         """A connection is open and the handshake is done."""
         return self.connection is not None
+
+    @property
+    def express(self) -> Express | None:
+        """The datagrams beside the connection, if there are any."""
+        channel = self.connection.channel if self.connection is not None else None
+        return channel.express if channel is not None else None
 
     @property
     def measured(self) -> MeasuredLink | None:
@@ -151,9 +167,11 @@ class Link:
         else:
             self._again = self.outbox.restart(received)
             self.peer_incarnation = incarnation
-            self.received = 0
+            self.numbers = Numbers()
             self.clock = LinkClock(drift_ppm)
         self.clock.assume_drift(drift_ppm)
+        # The peer sends again all that follows what was received without a gap.
+        self.numbers.ahead.clear()
         self.connection = connection
         self.connects += 1
 
@@ -167,12 +185,14 @@ class Link:
         if self.connection is not connection:
             return False
         self.connection = None
+        self.outbox.is_express = False
         self.outbox.disconnected()
         return True
 
     def statistics(self) -> LinkStatistics:
         """One link, for /status and /metrics."""
         liveness = self.connection.liveness if self.connection is not None else None
+        channel = self.connection.channel if self.connection is not None else None
         return LinkStatistics(
             peer=self.peer,
             role=self.role,
@@ -186,4 +206,6 @@ class Link:
             messages_received=self.messages_received,
             bytes_received=self.bytes_received,
             outbox=self.outbox.statistics(),
+            datagrams=self.express.statistics() if self.express is not None else None,
+            datagram_bytes_sent=channel.bytes_sent if channel is not None else 0,
         )

@@ -301,6 +301,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # What asyncio asks besides
 
+    async def create_datagram_endpoint(self, *arguments: Any, **options: Any) -> Any:
+        """There is no UDP in this world: nodes do without datagrams."""
+        raise NotImplementedError("the simulated network carries connections only")
+
     def get_debug(self) -> bool:
         return False
 

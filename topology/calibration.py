@@ -2,8 +2,9 @@
 
 For each pair of sites, with real packets between their namespaces:
 
-    RTT    ICMP echoes, which the other host's kernel answers at once; the median must lie within 1 ms
-           of the two delays (with jitter: of the two delays plus or minus their jitter)
+    RTT    ICMP echoes, which the other host's kernel answers at once and ours stamps as they arrive, so
+           that a busy machine is not taken for a slow link; the median must lie within 1 ms of the two
+           delays (with jitter: of the two delays plus or minus their jitter)
     loss   numbered UDP packets one way, counted at the other end; within 0.2 points over 50,000
            packets. Over fewer packets, or with long bursts, chance alone may be further off: then
            four standard deviations are allowed
@@ -48,6 +49,8 @@ _UDP_OVERHEAD_BYTES: Final = 28
 _RATE_PAYLOAD_BYTES: Final = 1_172
 _BUFFER_BYTES: Final = 32 * 1024 * 1024
 _SO_RCVBUFFORCE: Final = 33
+_SO_TIMESTAMPNS: Final = 35
+_TIMESTAMP: Final = struct.Struct("qq")
 _ECHO_REQUEST: Final = 8
 _ECHO_REPLY: Final = 0
 
@@ -135,26 +138,30 @@ def measure_rtt(link: Link, back: LinkConditions, source: End, target: End) -> M
     limit_ns = round((4 * wanted_ms + 1_000) * MILLISECOND_NS)
     identifier = os.getpid() & 0xFFFF
     sent_ns: dict[int, int] = {}
+    """On the wall clock, as the kernel stamps arrivals."""
     times_ms: dict[int, float] = {}
+    last_sent_ns = 0
     with open_socket(source.namespace, socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as sock:
         sock.connect((target.address, 0))
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         started_ns = time.monotonic_ns()
         while len(times_ms) < ECHOES:
             now_ns = time.monotonic_ns()
             number = len(sent_ns)
             due_ns = started_ns + number * ECHO_EVERY_NS
             if number < ECHOES and now_ns >= due_ns:
-                sent_ns[number] = time.monotonic_ns()
+                sent_ns[number] = time.time_ns()
                 sock.send(_echo(identifier, number))
+                last_sent_ns = time.monotonic_ns()
                 continue
-            end_ns = due_ns if number < ECHOES else sent_ns[ECHOES - 1] + limit_ns
+            end_ns = due_ns if number < ECHOES else last_sent_ns + limit_ns
             if now_ns >= end_ns:
                 break
             if select.select([sock], [], [], (end_ns - now_ns) / SECOND_NS)[0]:
-                now_ns = time.monotonic_ns()
-                answered = _read_reply(sock.recv(2_048), identifier)
+                packet, arrived_ns = _receive_stamped(sock)
+                answered = _read_reply(packet, identifier)
                 if answered in sent_ns:
-                    times_ms.setdefault(answered, (now_ns - sent_ns[answered]) / MILLISECOND_NS)
+                    times_ms.setdefault(answered, (arrived_ns - sent_ns[answered]) / MILLISECOND_NS)
     measured = statistics.median(times_ms.values()) if times_ms else math.inf
     tolerance = RTT_TOLERANCE_MS + link.conditions.jitter_ms + back.jitter_ms
     return Measurement(
@@ -238,6 +245,16 @@ def _receive(receiver: socket.socket, seen: set[int]) -> None:
             seen.add(_NUMBER.unpack_from(receiver.recv(2_048))[0])
         except BlockingIOError:
             return
+
+
+def _receive_stamped(sock: socket.socket) -> tuple[bytes, int]:
+    """A packet, and when the kernel got it, on the wall clock."""
+    packet, extras, _, _ = sock.recvmsg(2_048, socket.CMSG_SPACE(_TIMESTAMP.size))
+    for _, kind, content in extras:
+        if kind == _SO_TIMESTAMPNS:
+            seconds, nanoseconds = _TIMESTAMP.unpack_from(content)
+            return packet, seconds * SECOND_NS + nanoseconds
+    return packet, time.time_ns()
 
 
 def _echo(identifier: int, number: int) -> bytes:

@@ -27,6 +27,7 @@ REPORT_EVERY_S: Final = 60
 TRACES: Final = "/traces"
 REPORT: Final = "/report"
 DATA: Final = "/data"
+CLIENT_RESULTS: Final = "/tmp/results.json"
 TOPOLOGY_FILE: Final = "/etc/isthmus/topology.yaml"
 WAN: Final = "wan"
 
@@ -36,19 +37,33 @@ _REPORT_LOOP: Final = (
 )
 
 
-def compose_text(topology: Topology, source: str, *, zookeeper_servers: int = 3) -> str:
+def compose_text(
+    topology: Topology,
+    source: str,
+    *,
+    zookeeper_servers: int = 3,
+    trace_sample: float = 1.0,
+    session_timeout_s: float | None = None,
+) -> str:
     """The file. `source` is how the topology is named: a file relative to it, or one of the library.
 
     A file for several containers has an ensemble of three ZooKeeper servers whatever the topology says,
     unless asked for otherwise: containers are there to be killed one by one.
     """
     keepers = [f"zookeeper-{number}" for number in range(1, zookeeper_servers + 1)]
+    environment = {
+        "ISTHMUS_ZOOKEEPER": ",".join(f"{keeper}:{CLIENT_PORT}" for keeper in keepers),
+        "ISTHMUS_TRACE_DIR": TRACES,
+        "ISTHMUS_TRACE_SAMPLE": str(trace_sample),
+    }
+    if session_timeout_s is not None:
+        environment["ISTHMUS_SESSION_TIMEOUT_S"] = str(session_timeout_s)
     services: dict[str, Any] = {}
     for name, service in (
         *_keeper_services(topology, keepers),
-        *_router_services(topology, keepers),
-        *_edge_services(topology, keepers),
-        *_client_services(topology, source),
+        *_router_services(topology, keepers, environment),
+        *_edge_services(topology, keepers, environment),
+        *_client_services(topology, source, trace_sample),
         ("report", _report_service(topology)),
     ):
         if name in services:
@@ -132,14 +147,16 @@ def _keeper_services(topology: Topology, keepers: list[str]) -> list[tuple[str, 
     ]
 
 
-def _router_services(topology: Topology, keepers: list[str]) -> list[tuple[str, dict[str, Any]]]:
+def _router_services(
+    topology: Topology, keepers: list[str], environment: dict[str, str]
+) -> list[tuple[str, dict[str, Any]]]:
     return [
         (
             router.name,
             _broker(
-                topology,
                 ["isthmus", "router", "--id", router.name, "--host-label", router.host],
                 keepers,
+                environment,
                 networks=[WAN],
                 labels=_labels(topology, "router"),
             ),
@@ -148,15 +165,17 @@ def _router_services(topology: Topology, keepers: list[str]) -> list[tuple[str, 
     ]
 
 
-def _edge_services(topology: Topology, keepers: list[str]) -> list[tuple[str, dict[str, Any]]]:
+def _edge_services(
+    topology: Topology, keepers: list[str], environment: dict[str, str]
+) -> list[tuple[str, dict[str, Any]]]:
     return [
         (
             edge,
             _broker(
-                topology,
                 # Clients are told where their edge brokers are; multicast might leave by the WAN.
                 ["isthmus", "edge", "--id", edge, "--lan", lan.name, "--no-discovery"],
                 keepers,
+                environment,
                 networks=[_network(lan), WAN],
                 labels=_labels(topology, "edge", lan),
             ),
@@ -167,7 +186,12 @@ def _edge_services(topology: Topology, keepers: list[str]) -> list[tuple[str, di
 
 
 def _broker(
-    topology: Topology, command: list[str], keepers: list[str], *, networks: list[str], labels: dict[str, str]
+    command: list[str],
+    keepers: list[str],
+    environment: dict[str, str],
+    *,
+    networks: list[str],
+    labels: dict[str, str],
 ) -> dict[str, Any]:
     name = command[command.index("--id") + 1]
     return {
@@ -179,12 +203,7 @@ def _broker(
                 *("--http", f"0.0.0.0:{HTTP_PORT}", "--insecure"),
             ]
         ),
-        "environment": {
-            "ISTHMUS_ZOOKEEPER": ",".join(f"{keeper}:{CLIENT_PORT}" for keeper in keepers),
-            "ISTHMUS_TRACE_DIR": TRACES,
-            # All of them: the load of a testbed is small, and all nodes must agree.
-            "ISTHMUS_TRACE_SAMPLE": "1.0",
-        },
+        "environment": environment,
         "networks": _Line(networks),
         "volumes": [f"traces:{TRACES}"],
         "depends_on": {keeper: {"condition": "service_healthy"} for keeper in keepers},
@@ -195,7 +214,9 @@ def _broker(
     }
 
 
-def _client_services(topology: Topology, source: str) -> list[tuple[str, dict[str, Any]]]:
+def _client_services(
+    topology: Topology, source: str, trace_sample: float
+) -> list[tuple[str, dict[str, Any]]]:
     """All publishers and subscribers of a LAN are one container, as they are one process in other drivers."""
     with_clients = {item.lan for item in topology.publishers} | {item.lan for item in topology.subscribers}
     is_file = Path(source).suffix in {".yaml", ".yml"}
@@ -207,12 +228,15 @@ def _client_services(topology: Topology, source: str) -> list[tuple[str, dict[st
             _MERGE: _COMMON,
             "command": _Line(
                 [
-                    *("python3", "-m", "topology.load", TOPOLOGY_FILE if is_file else source, lan.name),
-                    "/tmp/results.json",
+                    *("python3", "-m", "topology.load"),
+                    *("--trace-dir", TRACES, "--trace-sample", str(trace_sample)),
+                    *(TOPOLOGY_FILE if is_file else source, lan.name),
+                    CLIENT_RESULTS,
                     *(f"{edge}={edge}:{LISTEN_PORT}" for edge in lan.edges),
                 ]
             ),
             "networks": _Line([_network(lan)]),
+            "volumes": [f"traces:{TRACES}"],
             "depends_on": {edge: {"condition": "service_healthy"} for edge in lan.edges},
             # They end when their standard input does, and wait for each other for a limited time only.
             "stdin_open": True,
@@ -221,7 +245,7 @@ def _client_services(topology: Topology, source: str) -> list[tuple[str, dict[st
         }
         if is_file:
             mounted = source if Path(source).is_absolute() else f"./{source}"
-            service["volumes"] = [f"{mounted}:{TOPOLOGY_FILE}:ro"]
+            service["volumes"] += [f"{mounted}:{TOPOLOGY_FILE}:ro"]
         services.append((lan.client_host, service))
     return services
 
@@ -230,7 +254,13 @@ def _report_service(topology: Topology) -> dict[str, Any]:
     return {
         _MERGE: _COMMON,
         "command": _Line(["bash", "-c", _REPORT_LOOP]),
-        "environment": {"REPORT_EVERY_S": f"${{REPORT_EVERY_S:-{REPORT_EVERY_S}}}"},
+        "environment": {
+            "REPORT_EVERY_S": f"${{REPORT_EVERY_S:-{REPORT_EVERY_S}}}",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        # Spark talks to itself only, and asks for the address of its host's name.
+        "network_mode": "none",
+        "hostname": "localhost",
         "volumes": [f"traces:{TRACES}", f"report:{REPORT}"],
         "labels": _labels(topology, "report"),
     }
@@ -256,9 +286,10 @@ def broker_check(host: str, port: int) -> str:
 def _health(check: str) -> dict[str, Any]:
     return {
         "test": _Line(["CMD", "bash", "-c", check]),
-        "interval": "2s",
-        "timeout": "2s",
-        "retries": 30,
+        # Each check starts a process in the container, which costs more than the check.
+        "interval": "5s",
+        "timeout": "5s",
+        "retries": 20,
     }
 
 

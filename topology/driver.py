@@ -312,6 +312,13 @@ class Driver(abc.ABC):
     def _unknown(self, broker: str) -> DriverError:
         return DriverError(f"there is no broker {broker}: use one of {', '.join(self.nodes)}")
 
+    def _lan(self, name: str) -> str:
+        """The name, if there is such a LAN. Raises DriverError otherwise."""
+        known = [lan.name for lan in self.topology.lans]
+        if name not in known:
+            raise DriverError(f"there is no LAN {name}: use one of {', '.join(known)}")
+        return name
+
     def _check_place(self, place: str) -> None:
         """Raise DriverError unless this is a broker or a LAN."""
         known = [*self.nodes, *(lan.name for lan in self.topology.lans)]

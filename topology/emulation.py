@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from topology.calibration import LOSS_PACKETS, Calibration, End, calibrate
-from topology.children import Child
 from topology.conditions import CONDITION_NAMES, LinkConditions
+from topology.emulated_wan import EmulatedWan
 from topology.errors import TopologyError
-from topology.ferry import lag_reason
 from topology.namespaces import Namespaces, require_available, sweep
 from topology.network import (
     Host,
@@ -26,29 +25,25 @@ from topology.network import (
     NetworkPlan,
     ferry_specification,
     lay_out,
-    write_specification,
 )
-from topology.wan_control import ask
 
-START_TIMEOUT_S: Final = 20.0
 SEED: Final = 1
 
 
-class EmulatedNetwork:
-    """Namespaces, switches, cables and the ferry. `stop` also after a `start` that failed."""
+class EmulatedNetwork(EmulatedWan):
+    """Namespaces, switches and cables, with the WAN between. `stop` also after a `start` that failed."""
 
     def __init__(
         self, plan: NetworkPlan, directory: Path, *, seed: int = SEED, untapped: Iterable[str] = ()
     ) -> None:
         """`directory` takes the ferry's log; messages from and to `untapped` addresses are not counted."""
+        super().__init__(plan.links, directory)
         self.plan = plan
         self.seed = seed
         self.namespaces = Namespaces()
         self.swept: list[str] = []
         """Runs of killed runners whose leftovers were removed at the start."""
-        self._directory = directory
         self._untapped = tuple(untapped)
-        self._ferry: Child | None = None
 
     async def start(self) -> None:
         """Make everything; returns when packets are carried. Raises DriverError."""
@@ -56,47 +51,16 @@ class EmulatedNetwork:
         self.swept = sweep()
         self.namespaces.claim(directory=str(self._directory))
         lay_out(self.plan, self.namespaces)
-        specification = self._directory / "wan.json"
-        write_specification(
-            specification, ferry_specification(self.plan, self.namespaces, self.seed, self._untapped)
-        )
-        self._ferry = Child("wan", "topology.ferry", [str(specification)], self._directory)
-        await self._ferry.start()
-        await self._ferry.wait_for("serving", START_TIMEOUT_S)
+        await self.launch(ferry_specification(self.plan, self.namespaces, self.seed, self._untapped))
 
     async def stop(self) -> None:
         """Remove everything. Processes inside must have ended."""
-        if self._ferry is not None:
-            await self._ferry.stop()
+        await self.end()
         self.namespaces.remove_all()
-
-    @property
-    def ferry(self) -> Child | None:
-        """The process that carries packets."""
-        return self._ferry
 
     def path(self, host: str) -> Path:
         """The namespace of a host."""
         return self.namespaces.path(self.plan.host(host).name)
-
-    # The WAN
-
-    async def change(self, a: str, b: str, *, one_way: bool = False, **changes: Any) -> dict[str, Any]:
-        """Change conditions between two sites; gives those that hold now."""
-        return await ask(self.namespaces.control, "link", a=a, b=b, one_way=one_way, changes=changes)
-
-    async def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Let nothing through between two sites."""
-        await ask(self.namespaces.control, "cut", a=a, b=b, one_way=one_way)
-
-    async def heal(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Let everything through again."""
-        await ask(self.namespaces.control, "heal", a=a, b=b, one_way=one_way)
-
-    async def statistics(self) -> dict[str, Any]:
-        """What has been carried, and how well; `invalid` says why the run is, or is None."""
-        found = await ask(self.namespaces.control, "statistics")
-        return {**found, "invalid": lag_reason(found)}
 
     async def calibrate(
         self, *, packets: int = LOSS_PACKETS, links: Iterable[Link] | None = None

@@ -1,4 +1,4 @@
-"""The WAN of the netns testbed: carries packets between TUN devices, as late and as few as it is told.
+"""The emulated WAN: carries packets between TUN devices, as late and as few as it is told.
 
     python -m topology.ferry SPECIFICATION
 
@@ -15,7 +15,10 @@ dropped because we did not read them are counted too. `lag_reason` judges; a run
 
     {"command": "link", "a": SITE, "b": SITE, "one_way": false, "changes": {"delay_ms": 250, "loss": 0.01}}
     {"command": "cut" | "heal", "a": SITE, "b": SITE, "one_way": false}
+    {"command": "attach", "name": HOST, "site": SITE, "address": ADDRESS, "namespace": FILE}
     {"command": "statistics"}
+
+`attach` gives a host a device, or another one: a container that is started again has a new namespace.
 
 An answer with `error` says what was wrong. Python calls `topology.wan_control`.
 """
@@ -105,7 +108,7 @@ class Wan:
         """Carry out a command. Raises TopologyError if it makes no sense."""
         command = request.get("command")
         if command not in {"link", "cut", "heal"}:
-            raise DriverError(f"{command!r} is no command: use link, cut, heal or statistics")
+            raise DriverError(f"{command!r} is no command: use link, cut, heal, attach or statistics")
         pairs = self._pairs(request)
         if command == "link":
             changes = request.get("changes", {})
@@ -186,7 +189,8 @@ class Lateness:
 class Port:
     """The TUN device of one host."""
 
-    def __init__(self, site: str, address: str, namespace: Path) -> None:
+    def __init__(self, name: str, site: str, address: str, namespace: Path) -> None:
+        self.name = name
         self.site = site
         self.address = socket.inet_aton(address)
         with inside(namespace):
@@ -194,6 +198,11 @@ class Port:
             fcntl.ioctl(self.descriptor, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN_NO_PI))
             # An open file stays with its namespace and can be read again and again.
             self._counters = os.open("/proc/thread-self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Give the device up; it goes, and with it the routes over it."""
+        os.close(self.descriptor)
+        os.close(self._counters)
 
     def kernel_dropped(self) -> int:
         """Packets the host sent and we did not read before the device's queue was full."""
@@ -220,6 +229,8 @@ class Ferry:
         self._lateness = Lateness()
         self._stray = 0
         self._undeliverable = 0
+        self._kernel_dropped = 0
+        """At devices that were given up."""
         self._looked_ns = 0
 
     def run(self) -> None:
@@ -255,11 +266,34 @@ class Ferry:
             "late": lateness.late,
             "late_p99_ms": round(lateness.percentile_ms(0.99), 3),
             "late_max_ms": round(lateness.max_ns / MILLISECOND_NS, 3),
-            "kernel_dropped": sum(port.kernel_dropped() for port in self._ports.values()),
+            "kernel_dropped": self._kernel_dropped
+            + sum(port.kernel_dropped() for port in self._ports.values()),
             "stray": self._stray,
             "undeliverable": self._undeliverable,
             "lanes": self._wan.statistics(),
         }
+
+    def _attach(self, name: str, site: str, address: str, namespace: Path) -> None:
+        """A device for a host, instead of the one it had; who asks sets it up, it takes long."""
+        if site not in {pair[0] for pair in self._wan.lanes}:
+            raise DriverError(f"there is no site {site}")
+        given_up = [old for old in self._ports.values() if name == old.name]
+        for old in given_up:
+            # First: both would have the same name, perhaps in the same namespace.
+            self._detach(old)
+        port = Port(name, site, address, namespace)
+        self._ports[port.descriptor] = self._by_address[port.address] = port
+        self._routes.clear()
+        self._epoll.register(port.descriptor, select.EPOLLIN)
+
+    def _detach(self, port: Port) -> None:
+        self._kernel_dropped += port.kernel_dropped()
+        self._epoll.unregister(port.descriptor)
+        del self._ports[port.descriptor], self._by_address[port.address]
+        self._routes.clear()
+        self._held = [item for item in self._held if item[2] != port.descriptor]
+        heapq.heapify(self._held)
+        port.close()
 
     def _read(self, descriptor: int) -> int:
         for count in range(READ_BATCH):
@@ -349,9 +383,24 @@ class Ferry:
                 raise DriverError("a request is a JSON object")
             if request.get("command") == "statistics":
                 return self.statistics()
+            if request.get("command") == "attach":
+                where = (request["name"], request["site"], request["address"])
+                self._attach(*where, Path(request["namespace"]))
+                return {}
             return self._wan.obey(request)
-        except (TopologyError, TypeError, ValueError) as error:
+        except (TopologyError, KeyError, OSError, TypeError, ValueError) as error:
             return {"error": str(error)}
+
+
+def set_up_device(namespace: Path, address: str, networks: Iterable[str]) -> None:
+    """Bring a host's device up; these networks are reached over it."""
+    with inside(namespace):
+        run_ip(
+            batch=[
+                f"link set {DEVICE} mtu {MTU} txqueuelen {KERNEL_QUEUE_PACKETS} up",
+                *(f"route replace {network} dev {DEVICE} src {address}" for network in networks),
+            ]
+        )
 
 
 def main() -> None:
@@ -360,14 +409,9 @@ def main() -> None:
     wan = Wan(specification["links"], specification["seed"], specification["untapped"])
     ports = []
     for host in specification["hosts"]:
-        ports.append(Port(host["site"], host["address"], Path(host["namespace"])))
-        run_ip(
-            *("-n", Path(host["namespace"]).name),
-            batch=[
-                f"link set {DEVICE} mtu {MTU} txqueuelen {KERNEL_QUEUE_PACKETS} up",
-                f"route add {specification['network']} dev {DEVICE} src {host['address']}",
-            ],
-        )
+        namespace = Path(host["namespace"])
+        ports.append(Port(host["name"], host["site"], host["address"], namespace))
+        set_up_device(namespace, host["address"], [specification["network"]])
     control = socket.socket(socket.AF_UNIX)
     control.bind(specification["control"])
     control.listen(CONTROLS_MAX)

@@ -318,6 +318,10 @@ class LocalDriver(Driver):
     def _results(self, lan: str) -> Path:
         return self.directory / f"results-{lan}.json"
 
+    def pid_of(self, name: str) -> int:
+        """The process of a broker."""
+        return self._child(name).pid
+
     def _child(self, name: str) -> Child:
         node = self._nodes.get(name)
         if node is None or node.child is None:

@@ -1,33 +1,26 @@
 """Network namespaces of a testbed: made, entered, and removed, also after their runner was killed.
 
-A run claims a name by a locked file, `STATE_DIRECTORY/<run>.json`, before it makes anything, and every
-namespace it makes is called `isthmus-<run>-<host>`. All else (interfaces, bridges, routes) lives inside
-these namespaces and goes with them. The kernel frees the lock however the runner dies, so a file whose
-lock is free marks leftovers, and the name in it says exactly which namespaces they are. `sweep`
-removes those and nothing else; a namespace without such a file is somebody else's.
-
-The lock, not a pid, tells the dead from the living: pids are reused.
+Every namespace that a run makes is called `isthmus-<run>-<host>`; all else (interfaces, bridges, routes)
+lives inside these namespaces and goes with them. Whose leftovers may be removed: `topology.claims`.
 """
 
 import contextlib
 import ctypes
-import fcntl
-import json
 import os
-import secrets
 import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
+from topology.claims import Claim, control_path, sweep_dead
 from topology.errors import DriverError
 
 NAME_PREFIX: Final = "isthmus-"
 NAMESPACES_DIRECTORY: Final = Path("/run/netns")
-STATE_DIRECTORY: Final = Path("/run/isthmus-testbeds")
+KIND: Final = "netns"
 IP_TIMEOUT_S: Final = 20.0
 TUN_DEVICE: Final = Path("/dev/net/tun")
 
@@ -109,34 +102,22 @@ class Namespaces:
     """The namespaces of one run."""
 
     def __init__(self) -> None:
-        self.run = ""
+        self._claim: Claim | None = None
+
+    @property
+    def run(self) -> str:
         """Names this run; empty while nothing is claimed."""
-        self._state: IO[str] | None = None
+        return "" if self._claim is None else self._claim.run
 
     def claim(self, **facts: Any) -> None:
         """Take a name for this run; `facts` are for whoever looks for running testbeds."""
-        assert self._state is None
-        STATE_DIRECTORY.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run = f"{os.getpid()}-{secrets.token_hex(3)}"
-        # Locked before it gets its name, so that nobody sees it without a lock.
-        draft = STATE_DIRECTORY / f".{run}"
-        self._state = draft.open("w")
-        try:
-            fcntl.flock(self._state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            json.dump({"run": run, "pid": os.getpid(), "control": str(_control(run)), **facts}, self._state)
-            self._state.flush()
-            draft.replace(STATE_DIRECTORY / f"{run}.json")
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            self._state.close()
-            self._state = None
-            raise
-        self.run = run
+        assert self._claim is None
+        self._claim = Claim(KIND, **facts)
 
     @property
     def control(self) -> Path:
         """Where the WAN of this run takes commands."""
-        return _control(self.run)
+        return control_path(self.run)
 
     def path(self, host: str) -> Path:
         """The file that stands for the namespace of a host."""
@@ -162,42 +143,15 @@ class Namespaces:
 
     def remove_all(self) -> None:
         """Remove every namespace of this run, and the claim."""
-        if self._state is None:
-            return
-        _remove(self.run)
-        (STATE_DIRECTORY / f"{self.run}.json").unlink(missing_ok=True)
-        self._state.close()
-        self._state = None
-        self.run = ""
+        if self._claim is not None:
+            _remove(self.run)
+            self._claim.release()
+            self._claim = None
 
 
 def sweep() -> list[str]:
     """Remove what killed runners left; gives the names of their runs."""
-    swept = []
-    for state in sorted(STATE_DIRECTORY.glob("*.json")):
-        try:
-            with state.open() as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The file's name is the run; its content may be cut short.
-                _remove(state.stem)
-                state.unlink(missing_ok=True)
-                swept.append(state.stem)
-        except (BlockingIOError, FileNotFoundError):
-            # Its runner lives, or removed it under our eyes.
-            continue
-    return swept
-
-
-def running_testbeds() -> list[dict[str, Any]]:
-    """The facts about every testbed of this machine whose runner lives."""
-    found = []
-    for state in sorted(STATE_DIRECTORY.glob("*.json")):
-        with contextlib.suppress(FileNotFoundError), state.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(json.load(file))
-    return found
+    return sweep_dead(KIND, _remove)
 
 
 def names_of(run: str) -> list[str]:
@@ -208,12 +162,7 @@ def names_of(run: str) -> list[str]:
     return sorted(path.name for path in NAMESPACES_DIRECTORY.iterdir() if path.name.startswith(prefix))
 
 
-def _control(run: str) -> Path:
-    return STATE_DIRECTORY / f"{run}.sock"
-
-
 def _remove(run: str) -> None:
-    _control(run).unlink(missing_ok=True)
     names = names_of(run)
     if names:
         run_ip(batch=[f"netns del {name}" for name in names])

@@ -10,37 +10,27 @@ figures are left in `wan-statistics.json` beside the logs.
 """
 
 import asyncio
-import contextlib
-import json
 import socket
-from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
-from overlay.limits import (
-    HEARTBEAT_INTERVAL_NS,
-    HEARTBEAT_SILENCE_INTERVALS,
-    HEARTBEAT_SILENCE_NS,
-    MILLISECOND_NS,
-)
 from runtime.tracing import TraceSettings
 from topology.calibration import Calibration
 from topology.children import Child
-from topology.driver import BOTH_WAYS, SESSION_TIMEOUT_S, Say, ignore
+from topology.driver import SESSION_TIMEOUT_S, Say, ignore
+from topology.emulated_faults import EmulatedFaults
+from topology.emulated_wan import EmulatedWan
 from topology.emulation import EmulatedNetwork
 from topology.errors import DriverError
-from topology.gateway import GatewayStatistics, Way
 from topology.local_driver import LocalDriver, LocalNode
 from topology.model import Topology
 from topology.namespaces import enter, open_socket
 from topology.network import lan_host, read_network
 
 
-class NetnsDriver(LocalDriver):
+class NetnsDriver(EmulatedFaults, LocalDriver):
     """A running topology in namespaces. Use `running(topology, NetnsDriver)`."""
 
     def __init__(
@@ -63,80 +53,17 @@ class NetnsDriver(LocalDriver):
         self.calibration: Calibration | None = None
         """Of the round trips, from the start."""
 
-    # The WAN
-
-    async def cut(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Cut a LAN off from all other sites."""
-        for source, target in self._lanes(lan, ways):
-            await self.network.cut(source, target, one_way=True)
-
-    async def heal(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Join a LAN to all other sites again."""
-        for source, target in self._lanes(lan, ways):
-            await self.network.heal(source, target, one_way=True)
-
-    async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = BOTH_WAYS) -> None:
-        """Let each link of a LAN carry only so much in each of these directions; None: no limit."""
-        rate_mbit = None if bytes_per_s is None else bytes_per_s * 8 / 1e6
-        for source, target in self._lanes(lan, ways):
-            await self.network.change(source, target, one_way=True, rate_mbit=rate_mbit)
-
-    async def delay(self, lan: str, delay_ms: float | None) -> None:
-        """Let each link of a LAN take so long each way; None: as the topology has it."""
-        lanes = set(self._lanes(lan, BOTH_WAYS))
-        for link in self.network.plan.links:
-            if (link.source, link.target) in lanes:
-                changed_ms = link.conditions.delay_ms if delay_ms is None else delay_ms
-                await self.network.change(link.source, link.target, one_way=True, delay_ms=changed_ms)
-
-    async def cut_zookeeper(self, broker: str) -> None:
-        """Cut a broker off from ZooKeeper."""
-        await self.network.cut(*self._sites(broker, self.network.plan.zookeeper))
-
-    async def heal_zookeeper(self, broker: str) -> None:
-        """Join a broker to ZooKeeper again."""
-        await self.network.heal(*self._sites(broker, self.network.plan.zookeeper))
-
-    async def cut_routers(self, one: str, other: str) -> None:
-        """Cut two routing brokers off from each other."""
-        await self.network.cut(*self._sites(one, other))
-
-    async def heal_routers(self, one: str, other: str) -> None:
-        """Join two routing brokers again."""
-        await self.network.heal(*self._sites(one, other))
-
-    def _sites(self, one: str, other: str) -> tuple[str, str]:
-        sites = self.network.plan.host(one).site, self.network.plan.host(other).site
-        if sites[0] == sites[1]:
-            raise self._cannot(f"cut {one} off from {other}, both are at {sites[0]}")
-        return sites
-
-    async def wan_statistics(self, lan: str) -> GatewayStatistics:
-        """What has passed between a LAN and all other sites; bytes are those of whole packets."""
-        found = await self.network.statistics()
-        out = [lane for lane in found["lanes"] if lane["from"] == lan]
-        back = [lane for lane in found["lanes"] if lane["to"] == lan]
-        return GatewayStatistics(
-            connections=sum(lane["connections"] for lane in out),
-            bytes_out=sum(lane["bytes"] for lane in out),
-            bytes_back=sum(lane["bytes"] for lane in back),
-            messages_out=_messages(out),
-            messages_back=_messages(back),
-            unreadable=sum(lane["unreadable"] for lane in (*out, *back)),
-            late_max_ms=found["late_max_ms"],
-        )
-
-    async def check_wan(self) -> tuple[bool, str] | None:
-        """Whether every packet so far was carried in time."""
-        found = await self.network.statistics()
-        if found["invalid"] is not None:
-            return False, found["invalid"]
-        return True, (
-            f"{found['forwarded']} packets were carried, 99 % at most {found['late_p99_ms']:g} ms late, "
-            f"the latest {found['late_max_ms']:g} ms"
-        )
-
     # Where everything is
+
+    @property
+    def _wan(self) -> EmulatedWan:
+        return self.network
+
+    def _site_of(self, broker: str) -> str:
+        return self.network.plan.host(broker).site
+
+    def _zookeeper_site(self) -> str:
+        return self._site_of(self.network.plan.zookeeper)
 
     def _zookeeper_address(self) -> str:
         plan = self._network_plan
@@ -188,11 +115,6 @@ class NetnsDriver(LocalDriver):
     async def _stop_wan(self) -> None:
         if self._zookeeper_threads is not None:
             await asyncio.to_thread(self._zookeeper_threads.shutdown)
-        if self.network.ferry is not None and self.network.ferry.is_alive:
-            # Nothing to write where the run was cancelled before the ferry served.
-            with contextlib.suppress(DriverError):
-                found = await self.network.statistics()
-                (self.directory / "wan-statistics.json").write_text(json.dumps(found, indent=1))
         await self.network.stop()
 
     def _wan_processes(self) -> list[Child]:
@@ -202,48 +124,11 @@ class NetnsDriver(LocalDriver):
         plan = self.network.plan
         nodes = []
         for router in self.topology.routers:
-            arguments = ("--insecure", *self._patience(router.name), "--host-label", router.host)
+            arguments = ("--insecure", "--host-label", router.host)
             address = plan.host(router.name).address
             nodes.append(LocalNode(router.name, "router", "", address, arguments))
         for lan in self.topology.lans:
             for edge in lan.edges:
-                arguments = ("--insecure", *self._patience(edge), "--lan", lan.name)
+                arguments = ("--insecure", "--lan", lan.name)
                 nodes.append(LocalNode(edge, "edge", lan.name, plan.host(edge).address, arguments))
         return nodes
-
-    def _patience(self, broker: str) -> tuple[str, ...]:
-        """How much silence a broker has to bear, as far away as others are from it.
-
-        Brokers measure the round trip and adapt, but on a long link the first answer comes only after
-        the silence that they bear by default.
-        """
-        plan = self.network.plan
-        routers = {router.name for router in self.topology.routers}
-        others = {host.name for host in plan.hosts if not host.is_switch} if broker in routers else routers
-        here = plan.host(broker).site
-        round_trip_ms = max(plan.round_trip_ms(here, plan.host(other).site) for other in others)
-        default_ms = HEARTBEAT_SILENCE_NS / MILLISECOND_NS
-        if round_trip_ms <= default_ms / 2:
-            return ()
-        interval_ms = HEARTBEAT_INTERVAL_NS / MILLISECOND_NS
-        silence_ms = max(default_ms, 2 * round_trip_ms + HEARTBEAT_SILENCE_INTERVALS * interval_ms)
-        return ("--silence-ms", f"{silence_ms:g}", "--failover-ms", f"{silence_ms:g}")
-
-    def _lanes(self, lan: str, ways: Iterable[Way]) -> list[tuple[str, str]]:
-        wanted = set(ways)
-        lanes = [
-            (link.source, link.target)
-            for link in self.network.plan.links
-            if (link.source == lan and Way.OUT in wanted) or (link.target == lan and Way.BACK in wanted)
-        ]
-        if not lanes:
-            known = ", ".join(item.name for item in self.topology.lans)
-            raise DriverError(f"there is no LAN {lan}: use one of {known}")
-        return lanes
-
-
-def _messages(lanes: list[dict[str, Any]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for lane in lanes:
-        total.update(lane["messages"])
-    return dict(total)

@@ -79,14 +79,6 @@ class NetworkPlan:
         """The host with this address."""
         return next(host for host in self.hosts if host.address == address)
 
-    def round_trip_ms(self, a: str, b: str) -> float:
-        """The longest a packet takes there and back between two sites; 0 within one."""
-        return sum(
-            link.conditions.delay_ms + link.conditions.jitter_ms
-            for link in self.links
-            if {link.source, link.target} == {a, b}
-        )
-
     def on_wan(self, site: str) -> Host:
         """A host of this site that is on the WAN."""
         return next(host for host in self.hosts if host.site == site and host.has_wan)
@@ -169,7 +161,12 @@ def ferry_specification(
         "control": str(namespaces.control),
         "untapped": list(untapped),
         "hosts": [
-            {"site": host.site, "address": host.address, "namespace": str(namespaces.path(host.name))}
+            {
+                "name": host.name,
+                "site": host.site,
+                "address": host.address,
+                "namespace": str(namespaces.path(host.name)),
+            }
             for host in plan.hosts
             if host.has_wan
         ],

@@ -52,15 +52,17 @@ class ProcessDriver(LocalDriver):
 
     async def cut(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Cut a LAN off from the cloud."""
-        await self._gateways[lan].ask("cut", COMMAND_TIMEOUT_S, ways=list(ways))
+        await self._gateways[self._lan(lan)].ask("cut", COMMAND_TIMEOUT_S, ways=list(ways))
 
     async def heal(self, lan: str, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Join a LAN to the cloud again."""
-        await self._gateways[lan].ask("heal", COMMAND_TIMEOUT_S, ways=list(ways))
+        await self._gateways[self._lan(lan)].ask("heal", COMMAND_TIMEOUT_S, ways=list(ways))
 
     async def limit(self, lan: str, bytes_per_s: float | None, ways: Iterable[Way] = BOTH_WAYS) -> None:
         """Let a LAN's link carry only so much in each of these directions; None: no limit."""
-        await self._gateways[lan].ask("rate", COMMAND_TIMEOUT_S, bytes_per_s=bytes_per_s, ways=list(ways))
+        await self._gateways[self._lan(lan)].ask(
+            "rate", COMMAND_TIMEOUT_S, bytes_per_s=bytes_per_s, ways=list(ways)
+        )
 
     async def delay(self, lan: str, delay_ms: float | None) -> None:
         """Let a LAN's link to the cloud take so long each way; None: as the topology has it."""
@@ -71,7 +73,7 @@ class ProcessDriver(LocalDriver):
 
     async def wan_statistics(self, lan: str) -> GatewayStatistics:
         """What has passed between a LAN and the cloud."""
-        answer = await self._gateways[lan].ask("statistics", COMMAND_TIMEOUT_S)
+        answer = await self._gateways[self._lan(lan)].ask("statistics", COMMAND_TIMEOUT_S)
         answer.pop("event")
         return GatewayStatistics(**answer)
 

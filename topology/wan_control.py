@@ -1,4 +1,4 @@
-"""Changing the links of a running netns testbed: what `isthmus topology link` calls."""
+"""Changing the links of a running testbed with an emulated WAN: what `isthmus topology link` calls."""
 
 import asyncio
 import json
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from topology.claims import running_testbeds
 from topology.errors import DriverError
 from topology.lines import LINE_MAX_BYTES
-from topology.namespaces import running_testbeds
 
 ANSWER_TIMEOUT_S: Final = 5.0
 
@@ -57,14 +57,14 @@ def heal_link(a: str, b: str, *, one_way: bool = False, run: str | None = None) 
 
 def find_control(run: str | None = None) -> Path:
     """The control socket of the testbed that runs here. Raises DriverError if it is not clear which."""
-    found = {facts["run"]: facts for facts in running_testbeds()}
+    found = {facts["run"]: facts for facts in running_testbeds() if Path(facts["control"]).exists()}
     if run is not None:
         if run not in found:
             raise DriverError(f"no testbed {run} runs: there {_listed(list(found))}")
         return Path(found[run]["control"])
     if len(found) != 1:
         remedy = "name one of them" if found else "start one with isthmus demo --driver netns"
-        raise DriverError(f"there {_listed(list(found))} on network namespaces: {remedy}")
+        raise DriverError(f"there {_listed(list(found))} with an emulated WAN: {remedy}")
     return Path(next(iter(found.values()))["control"])
 
 

@@ -11,8 +11,9 @@ from benchmarks import coordination as coordination_benchmark
 from benchmarks import cores as cores_benchmark
 from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.workload import Workload
-from isthmus.commands.bench_bounds import bounds, ring
+from isthmus.commands.bench_bounds import bounds, ring, tracing
 from isthmus.commands.bench_frame import crashes, frame
+from isthmus.commands.bench_multipath import multipath, transports
 from isthmus.commands.bench_spark import spark
 from isthmus.commands.bench_stress import detection, hostile, overload, tls
 from isthmus.errors import explain_errors
@@ -118,10 +119,13 @@ def cores(topics: int, rounds: int, trace_sample: float | None, file: Path | Non
 
 bench.add_command(bounds)
 bench.add_command(ring)
+bench.add_command(tracing)
 bench.add_command(frame)
 bench.add_command(crashes)
 bench.add_command(detection)
 bench.add_command(overload)
 bench.add_command(hostile)
+bench.add_command(multipath)
+bench.add_command(transports)
 bench.add_command(tls)
 bench.add_command(spark)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -18,17 +18,19 @@ from isthmus.narrator import Narrator
 from runtime.tracing import TraceSettings
 from topology.demo import DemoResult, run_demo
 from topology.driver import Driver
+from topology.drivers import DRIVERS, DRIVERS_HELP, driver_kind
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
-from topology.netns_driver import NetnsDriver
-from topology.process_driver import ProcessDriver
 
 _SECONDS = 15.0
-_DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": NetnsDriver}
+_TOPOLOGY = "two-lans"
 
 
 @click.command()
-@click.argument("topology", default="two-lans")
+@click.argument("topology", required=False)
+@click.option(
+    "--topology", "named", metavar="TOPOLOGY", help="The same as the argument, as `isthmus drill` has it."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(3, 600),
@@ -46,10 +48,10 @@ _DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": N
 @click.option("--keep", is_flag=True, help="Keep logs and records of the run.")
 @click.option(
     "--driver",
-    type=click.Choice(list(_DRIVERS)),
+    type=click.Choice(list(DRIVERS)),
     default="process",
     show_default=True,
-    help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
+    help=DRIVERS_HELP,
 )
 @click.option("--report/--no-report", default=True, help="Trace every message and end with a report.")
 @click.option(
@@ -60,7 +62,8 @@ _DRIVERS: Final[dict[str, type[Driver]]] = {"process": ProcessDriver, "netns": N
     help="Folder for the traces and the report; what an earlier run left there is replaced.",
 )
 def demo(
-    topology: str,
+    topology: str | None,
+    named: str | None,
     seconds: float,
     json_file: Path | None,
     keep: bool,
@@ -70,21 +73,24 @@ def demo(
 ) -> None:
     """Watch TOPOLOGY survive the death of its leader and of a primary.
 
-    TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`.
+    TOPOLOGY is a YAML file or the name of one that comes with Isthmus, see `isthmus topology list`; two-lans
+    if none is given.
 
     Starts ZooKeeper, brokers, publishers and subscribers as processes on this machine, kills the leader
     and the primary of the busiest topic while messages flow, and compares what arrived with what was
     sent. Ends with a report of where every message spent its time, made by Spark. Exit status 0 only
     if every promise held; a report that cannot be made is no failure.
     """
+    if topology is not None and named is not None:
+        raise click.UsageError(f"{topology} and --topology {named}: give one of them")
     console = open_console()
     # Whatever ends this process, nobody must take an old result for the one of this run.
     _write(json_file, {"ok": False, "error": "the demonstration did not come to its end", "topics": []})
     try:
-        described = load_topology(topology)
+        described = load_topology(topology or named or _TOPOLOGY)
         trace = trace_everything(report_dir) if report else None
         _introduce(console, described)
-        result = asyncio.run(_play(console, described, seconds, keep, _DRIVERS[driver], trace))
+        result = asyncio.run(_play(console, described, seconds, keep, driver_kind(driver), trace))
     except (TopologyError, CoordinationError) as error:
         _write(json_file, {"ok": False, "error": str(error), "topics": []})
         raise click.ClickException(str(error)) from error

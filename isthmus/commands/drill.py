@@ -20,8 +20,9 @@ from topology.drills.catalogue import CATALOGUE
 from topology.drills.engine import Plan, run_drill
 from topology.drills.script import Drill
 from topology.drills.soak import soak
-from topology.drills.testbeds import KINDS, testbed_for
+from topology.drills.testbeds import testbed_for
 from topology.drills.verdict import DrillResult, Verdict, unknown, worst
+from topology.drivers import DRIVERS, DRIVERS_HELP
 from topology.errors import TopologyError
 from topology.model import load_topology
 
@@ -41,10 +42,10 @@ _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdic
 )
 @click.option(
     "--driver",
-    type=click.Choice(list(KINDS)),
+    type=click.Choice(list(DRIVERS)),
     default="process",
     show_default=True,
-    help="process: on loopback; netns: network namespaces with an emulated WAN, needs root.",
+    help=DRIVERS_HELP,
 )
 @click.option("--seconds", type=click.FloatRange(5, 7 * 86_400), help="How long messages flow, at least.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Decides whom a fault hits.")

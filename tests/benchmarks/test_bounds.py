@@ -42,22 +42,24 @@ async def test_no_bound_is_below_the_truth_and_links_are_bounded_closely() -> No
     """What it costs is left to the benchmark itself: tests share the machine with others."""
     result = await bounds.measure(Settings(messages=40_000, cost_rounds=1), lambda _: None)
     assert result["messages"] >= 40_000
-    assert result["below_truth"] == 0
+    assert result["below_truth"] == 0, bounds.summary(result)  # with by how much
     assert len(result["ways"]) == 6
     assert all(way["least_error_ms"] > 0 for way in result["ways"])
     assert f"{result['messages']} messages, 0 bounds below" in bounds.summary(result)
 
 
-def test_optimised_bounds_follow_the_delay_and_unoptimised_ones_the_helpers() -> None:
-    result = ring.measure(600, seed=3)
+@pytest.mark.slow
+@pytest.mark.testbed
+async def test_optimised_bounds_follow_the_delay_and_unoptimised_ones_the_helpers() -> None:
+    result = await ring.measure(150, seed=3)
+    assert result["ok"], ring.summary(result)
     for region in result["regions"]:
         true, best, plain = (region[f"{name}_ms"] for name in ("true", "optimised", "unoptimised"))
         assert all(a <= b for a, b in zip(true, best, strict=True))
         assert all(a <= b for a, b in zip(true, plain, strict=True))
-        errors = [b - a for a, b in zip(true, best, strict=True)][50:]
-        loose = [b - a for a, b in zip(true, plain, strict=True)][50:]
+        errors = [b - a for a, b in zip(true, best, strict=True)]
+        loose = [b - a for a, b in zip(true, plain, strict=True)]
         # The figures' point: with the best helper the error hardly depends on what helpers ran into.
-        assert statistics.pstdev(errors) < statistics.pstdev(loose) / 10
+        assert statistics.pstdev(errors) < statistics.pstdev(loose) / 2
         assert statistics.median(errors) < statistics.median(loose)
-    assert ring.measure(600, seed=3) == result
     assert "| national |" in ring.summary(result)

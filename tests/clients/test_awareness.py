@@ -9,6 +9,7 @@ from clients import ClosedError, Gap, MissedPeriod, SlowMessage, TopicQos, conne
 from clients.awareness import EVENTS_MAX, Awareness
 from overlay.batch import BATCH_HEADER_BYTES, FRAME_OVERHEAD_BYTES, Run, encode_batch, encode_message
 from overlay.delay import LinkClock
+from overlay.errors import CloseReason
 from overlay.limits import MILLISECOND_NS
 from tests.integration.harness import eventually, overlay
 
@@ -116,6 +117,26 @@ async def clocks_known(*clients):
         )
 
 
+async def publish_stamped(client, publisher):
+    """Publish the very reading the message is stamped with: an earlier one would count a pause twice."""
+    born_ns = time.monotonic_ns()
+    clock, client.clock = client.clock, lambda: born_ns
+    try:
+        await publisher.publish(born_ns.to_bytes(8, "little"))
+    finally:
+        client.clock = clock
+
+
+def checked_against_the_truth(message):
+    """Whether the age of a message is bounded; the bound must not be below the truth."""
+    if message.age_bound_ms is None:
+        return False
+    true_ns = message.received_ns - int.from_bytes(message.payload, "little")
+    margin_ns = message.age_bound_ms * MILLISECOND_NS - true_ns
+    assert margin_ns >= 0, f"bound of {message.age_bound_ms} ms is {-margin_ns:.0f} ns below the true age"
+    return True
+
+
 @pytest.mark.integration
 async def test_ages_are_bounded_across_lans_and_never_below_the_truth(lan):
     sender, receiver = await lan.client("ea"), await lan.client("eb")
@@ -150,30 +171,50 @@ async def test_the_truth_is_never_above_the_bound_on_arrival(lan):
     await clocks_known(sender, receiver)
     bounded = 0
     while bounded < 200:
-        born_ns = time.monotonic_ns()
-        # The very reading the message is stamped with: a later one would hide a pause in between.
-        sender.clock = lambda born_ns=born_ns: born_ns
-        await publisher.publish(born_ns.to_bytes(8, "little"))
-        message = await subscription.receive(10)
-        if message.age_bound_ms is not None:
-            bounded += 1
-            true_ns = message.received_ns - int.from_bytes(message.payload, "little")
-            assert message.age_bound_ms * MILLISECOND_NS >= true_ns
+        await publish_stamped(sender, publisher)
+        bounded += checked_against_the_truth(await subscription.receive(10))
+
+
+@pytest.mark.integration
+async def test_bounds_survive_a_broken_connection_and_another_primary(lan):
+    """On the new connection and the new path the bounds hold too, and come back without a pause."""
+    await lan.router("r2")
+    sender, receiver = await lan.client("ea"), await lan.client("eb")
+    subscription = await receiver.subscribe("door")
+    publisher = await sender.publisher("door")
+    await lan.wait_for_route("door", "ea", "eb")
+    await clocks_known(sender, receiver)
+
+    async def bounded():
+        await publish_stamped(sender, publisher)
+        return checked_against_the_truth(await subscription.receive(10))
+
+    await eventually(bounded, "ages are known")
+    for client in (sender, receiver):
+        client._link.connection.abort(CloseReason.LOST, "a broken connection")
+        await eventually(lambda client=client: client.is_connected, "the client is back")
+        await clocks_known(client)
+    await eventually(bounded, "ages are known after reconnects")
+    primary = lan.topic_at("ea", "door").primary
+    await lan.routers.pop(primary).close()
+    for _ in range(50):
+        await eventually(bounded, "ages are known on the way by the other routing broker")
 
 
 @pytest.mark.integration
 async def test_bounds_survive_a_move_to_another_edge(lan):
     client = await lan.client("ea", "ea2")
     subscription = await client.subscribe("door")
-    publisher = await (await lan.client("eb")).publisher("door")
+    sender = await lan.client("eb")
+    publisher = await sender.publisher("door")
     await lan.wait_for_route("door", "eb", "ea")
     await lan.vanish(lan.edges["ea"])
     await eventually(lambda: client.edge == "ea2", "the client has turned to the other edge")
     await lan.wait_for_route("door", "eb", "ea2")
 
     async def bounded():
-        await publisher.publish(b"open")
-        return (await subscription.receive(10)).age_bound_ms is not None
+        await publish_stamped(sender, publisher)
+        return checked_against_the_truth(await subscription.receive(10))
 
     await eventually(bounded, "ages are known on the new path")
 

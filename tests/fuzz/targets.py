@@ -27,6 +27,7 @@ from overlay.batch import Run, decode_messages, encode_batch, encode_message
 from overlay.codec import decode, decode_heartbeat, encode, encode_heartbeat
 from overlay.discovery import Announcement, Query, decode_datagram, encode_datagram
 from overlay.errors import InvalidNameError, ProtocolError, QosError
+from overlay.express import Express, Numbers, Report
 from overlay.framing import FRAME_HEADER_BYTES, FrameReader
 from overlay.locator import Locator
 from overlay.messages import (
@@ -317,10 +318,34 @@ def library() -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("*.yaml"))]
 
 
+def _urgent_datagrams() -> list[bytes]:
+    """A frame, and reports with and without frames ahead of a gap."""
+    express = Express()
+    return [
+        express.send(1, b"x" * 60, 4, 5),
+        express.report(3, set(), 10),
+        express.report(3, {5, 6, 40}, 20),
+    ]
+
+
+def read_urgent_datagram(data: bytes, _: random.Random) -> None:
+    """The payload of a datagram whose seal was genuine."""
+    express = Express()
+    for number in range(1, 50):
+        express.send(number, b"x", 4, number)
+    content = express.read(data, 10**9)
+    if isinstance(content, Report):
+        express.round_trip_of(content, 10**9)
+        express.reported(content, 10**9)
+    else:
+        Numbers().take(content[0])
+
+
 TARGETS = (
     Target("stream", STREAMS, read_stream, (), 16),
     Target("control", [frame[4:] for frame in STREAMS[: len(CONTROL)]], read_control, (ProtocolError,), 16),
     Target("heartbeat", [HEARTBEAT[FRAME_HEADER_BYTES:]], lambda data, _: _beat(data), (ProtocolError,)),
+    Target("urgent-datagram", _urgent_datagrams(), read_urgent_datagram, (ProtocolError,), 8),
     Target("messages", _bodies(DATA), read_messages, (ProtocolError,), 8),
     Target("client-frame", _bodies(DATA), read_client_frame, (ProtocolError,), 8),
     Target("broker-frame", _bodies(DATA), read_broker_frame, (ProtocolError,), 8),

@@ -101,7 +101,7 @@ def _decode_or_refuse(kind: int, body: bytes) -> ControlMessage | None:
 
 
 def test_there_is_a_type_for_every_control_frame() -> None:
-    assert set(KINDS) | {FrameKind.HEARTBEAT, FrameKind.DATA} == set(FrameKind)
+    assert set(KINDS) | {FrameKind.HEARTBEAT, FrameKind.DATA, FrameKind.NUMBERED} == set(FrameKind)
     assert set(KINDS.values()) == set(get_args(ControlMessage))
 
 

@@ -8,6 +8,7 @@ from overlay.limits import (
     HEARTBEAT_INTERVAL_NS,
     HEARTBEAT_SILENCE_INTERVALS,
     HEARTBEAT_SILENCE_NS,
+    HEARTBEAT_UNKNOWN_NS,
 )
 from overlay.liveness import Liveness
 from overlay.messages import Heartbeat
@@ -17,8 +18,15 @@ TICK_NS = 10 * MS
 START_NS = 10**12
 
 
-def _lan() -> Liveness:
+def _new() -> Liveness:
     return Liveness(HEARTBEAT_INTERVAL_NS, HEARTBEAT_SILENCE_NS, START_NS)
+
+
+def _lan() -> Liveness:
+    """Of a peer whose round trip is known to be next to nothing."""
+    liveness = _new()
+    _sample_round_trip(liveness, 0, START_NS)
+    return liveness
 
 
 def _ticks_until_dead(liveness: Liveness, now_ns: int, at_most: int = 10_000) -> tuple[int, int]:
@@ -37,6 +45,25 @@ def _sample_round_trip(liveness: Liveness, round_trip_ns: int, now_ns: int) -> N
 def test_a_silent_lan_peer_is_noticed_right_after_fifty_milliseconds() -> None:
     ticks, _ = _ticks_until_dead(_lan(), START_NS)
     assert ticks == HEARTBEAT_SILENCE_NS // TICK_NS + 1
+
+
+@given(st.integers(0, HEARTBEAT_UNKNOWN_NS - 2 * TICK_NS))
+def test_a_peer_however_far_away_lives_until_its_first_echo(round_trip_ns: int) -> None:
+    # Nothing at all is heard before: the other side's first heartbeat was lost.
+    liveness = _new()
+    now_ns = START_NS
+    while now_ns < START_NS + round_trip_ns + TICK_NS:
+        now_ns += TICK_NS
+        assert not liveness.tick(now_ns, TICK_NS)
+    liveness.heard()
+    _sample_round_trip(liveness, round_trip_ns, now_ns)
+    _, dead_ns = _ticks_until_dead(liveness, now_ns)
+    assert dead_ns - now_ns >= max(HEARTBEAT_SILENCE_NS, 2 * round_trip_ns)
+
+
+def test_a_peer_that_never_echoes_is_noticed_after_a_second() -> None:
+    ticks, _ = _ticks_until_dead(_new(), START_NS)
+    assert ticks == HEARTBEAT_UNKNOWN_NS // TICK_NS + 1
 
 
 def test_a_peer_that_is_heard_lives() -> None:
@@ -82,7 +109,7 @@ def test_a_wan_peer_may_be_silent_for_two_round_trips_and_four_intervals(round_t
 def test_the_round_trip_is_right_whatever_the_offset_between_the_clocks(
     offset_ns: int, there_ns: int, held_ns: int, back_ns: int
 ) -> None:
-    ours = _lan()
+    ours = _new()
     theirs = Liveness(HEARTBEAT_INTERVAL_NS, HEARTBEAT_SILENCE_NS, 0)
     base_ns = 10**16
     sent_ns = base_ns
@@ -93,12 +120,12 @@ def test_the_round_trip_is_right_whatever_the_offset_between_the_clocks(
 
 
 def test_the_first_heartbeat_has_nothing_to_echo_and_gives_no_sample() -> None:
-    ours, theirs = _lan(), _lan()
+    ours, theirs = _new(), _new()
     first = theirs.heartbeat(START_NS, 5)
     assert (first.echo_ns, first.echo_received_ns, first.received) == (0, 0, 5)
     ours.received(first, START_NS + MS)
     assert ours.round_trip_ns == 0
-    assert ours.silence_limit_ns == HEARTBEAT_SILENCE_NS
+    assert ours.silence_limit_ns == HEARTBEAT_UNKNOWN_NS
 
 
 def test_an_impossible_echo_is_ignored() -> None:

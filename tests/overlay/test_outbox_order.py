@@ -1,7 +1,5 @@
 """The outbox: which runs share a frame and in which order they leave, the window, overload, statistics."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -206,41 +204,26 @@ def test_no_more_than_the_window_is_on_its_way() -> None:
     assert not outbox.has_room
 
 
-def _window_after(outbox: Outbox, takes_ns: Callable[[int], int], round_trip_ns: int, rounds: int) -> int:
-    """The window once a peer that takes so long for so many bytes has acknowledged it a few times."""
-    now_ns = NOW
-    for _ in range(rounds):
-        taken_bytes = _window_bytes(outbox, now_ns)
-        now_ns += round_trip_ns + takes_ns(taken_bytes)
-        _acknowledge_all(outbox, now_ns, round_trip_ns)
-    return _window_bytes(outbox, now_ns)
-
-
 @pytest.mark.parametrize("round_trip_ns", [0, 80 * MS])
-def test_the_window_shrinks_while_bytes_queue_and_grows_while_they_do_not(round_trip_ns: int) -> None:
+def test_the_window_shrinks_while_acknowledgements_are_slow_and_grows_while_they_are_prompt(
+    round_trip_ns: int,
+) -> None:
     outbox = Outbox()
-    per_byte_ns = SLOW_NS / (2 * WINDOW_LEAST_BYTES)
-    window = _window_after(outbox, lambda taken: round(taken * per_byte_ns), round_trip_ns, 20)
-    assert window < 3 * WINDOW_LEAST_BYTES, "a narrow link: as much as it carries in the time that is slow"
-    _acknowledge_all(outbox, NOW, round_trip_ns)
-    window = _window_after(outbox, lambda _: PROMPT_NS - 1, round_trip_ns, 12)
-    assert _is_about(window, WINDOW_MOST_BYTES)
-
-
-def test_a_link_too_narrow_for_the_least_window_keeps_the_least_window() -> None:
-    per_byte_ns = 10 * SLOW_NS / WINDOW_LEAST_BYTES
-    for rounds in range(8, 20):
-        window = _window_after(Outbox(), lambda taken: round(taken * per_byte_ns), 0, rounds)
-        assert _is_about(window, WINDOW_LEAST_BYTES)
-
-
-def test_a_peer_that_seldom_gets_the_processor_but_takes_everything_then_is_given_much() -> None:
-    outbox = Outbox()
-    window = _window_after(outbox, lambda _: 2 * SLOW_NS, 0, 20)
-    assert _is_about(window, WINDOW_MOST_BYTES)
-    _acknowledge_all(outbox, NOW)
-    window = _window_after(outbox, lambda taken: 2 * SLOW_NS + taken * 1_000, 0, 20)
-    assert window < WINDOW_FIRST_BYTES, "a microsecond per byte on top: as much as makes no difference"
+    now_ns = NOW
+    expected = WINDOW_FIRST_BYTES
+    for _ in range(6):
+        assert _is_about(_window_bytes(outbox, now_ns), expected)
+        now_ns += round_trip_ns + SLOW_NS + 1
+        _acknowledge_all(outbox, now_ns, round_trip_ns)
+        expected = max(expected // 2, WINDOW_LEAST_BYTES)
+    assert expected == WINDOW_LEAST_BYTES
+    for _ in range(12):
+        assert _is_about(_window_bytes(outbox, now_ns), expected)
+        now_ns += round_trip_ns + PROMPT_NS - 1
+        _acknowledge_all(outbox, now_ns, round_trip_ns)
+        expected = min(2 * expected, WINDOW_MOST_BYTES)
+    assert expected == WINDOW_MOST_BYTES
+    assert _is_about(_window_bytes(outbox, now_ns), WINDOW_MOST_BYTES)
 
 
 def test_between_prompt_and_slow_and_without_a_clock_the_window_stays() -> None:

@@ -74,7 +74,7 @@ def test_a_reserve_where_the_deadline_leaves_time_for_it():
     assert (choice.routing, choice.direct) == (False, True)
     # The routing path takes 287 ms, and 15 are kept for acknowledgements and timers.
     assert choice.reserve_after_ns == (1_000 - 287 - 15) * MS
-    assert reserve_after_ns(routing, direct, 600 * MS) == 0
+    assert reserve_after_ns(routing.delays, direct.delays, 600 * MS) == 0
 
 
 def test_what_is_not_measured_is_not_relied_on():

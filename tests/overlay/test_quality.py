@@ -75,14 +75,19 @@ def test_reordered_datagrams_are_not_lost():
 def test_a_lossless_link_has_to_prove_itself():
     assert LossMeter().loss == pytest.approx(0.005)
     assert _meter(False for _ in range(300)).loss > 0.001
-    assert _meter(False for _ in range(600)).loss < 0.001
+    assert 0 < _meter(False for _ in range(600)).loss < 0.001
+    assert _meter(False for _ in range(1_100)).loss == 0
+    # One loss is remembered for long.
+    assert _meter(number == 500 for number in range(10_000)).loss > 0
+    assert _meter(number == 500 for number in range(40_000)).loss == 0
 
 
 def test_copies_are_as_many_as_the_losses_demand():
     assert copies_for(0.0005, 0.0005, 0.001) == 1
     assert copies_for(0.01, 0.01, 0.001) == 2
     assert copies_for(0.01, 0.01, 0.000_01) == 3
-    # Bursts eat copies.
-    assert copies_for(0.01, 0.5, 0.001) == 4
+    assert copies_for(0.01, 0.2, 0.001) == 3
+    # Where bursts would eat most copies, none are sent.
+    assert copies_for(0.01, 0.5, 0.001) == 1
     assert loss_of_all(0.01, 0.01, 2) == pytest.approx(0.0001)
     assert loss_of_all(0.01, 0.5, 2) == pytest.approx(0.005)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+import time
 from struct import pack
 
 import pytest
@@ -431,16 +432,25 @@ async def test_closing_a_connection_twice_is_closing_it_once(world: World, serve
 # Silence
 
 
-@pytest.mark.parametrize(("host_answers", "silent_ms"), [(False, 50), (True, 500)])
+@pytest.mark.parametrize(
+    ("echoes", "host_answers", "silent_ms"),
+    [(True, False, 50), (True, True, 500), (False, False, 1000), (False, True, 1000)],
+)
 async def test_a_peer_that_completes_the_handshake_and_then_says_nothing_is_noticed(
-    world: World, monkeypatch: pytest.MonkeyPatch, host_answers: bool, silent_ms: int
+    world: World, monkeypatch: pytest.MonkeyPatch, echoes: bool, host_answers: bool, silent_ms: int
 ) -> None:
-    """Soon if its host is silent too, which on loopback no host is; else only when it is frozen."""
+    """Soon if its host is silent too, which on loopback no host is; else only when it is frozen.
+
+    One that has not even echoed a heartbeat may be as far away as any, and gets a second.
+    """
     if not host_answers:
         monkeypatch.setattr(Connection, "_host_answers", lambda connection, liveness: False)
     server = await world.node("server", listen=True, pace=Pace(10_000_000, 50_000_000))
     peer = await world.raw(server)
     await peer.handshake("mute")
+    if echoes:
+        now_ns = time.monotonic_ns()
+        await peer.send(encode_heartbeat(Heartbeat(now_ns, now_ns, now_ns, 0)))
     await server.until(lambda: ("down", "mute", CloseReason.SILENT) in server.events)
     reason, detail = server.closed[0]
     said = re.fullmatch(r"nothing heard for (\d+) ms", detail)

@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.topology.namespaces_needed import needs_namespaces
+from topology.claims import running_testbeds, state_directory
 from topology.errors import DriverError
 from topology.namespaces import (
     NAMESPACES_DIRECTORY,
-    STATE_DIRECTORY,
     Namespaces,
     enter,
     inside,
     names_of,
     open_socket,
     run_ip,
-    running_testbeds,
     sweep,
 )
 
@@ -98,7 +97,7 @@ def test_sweep_takes_leftovers_of_the_dead_and_nothing_else(namespaces: Namespac
             runner.send_signal(signal.SIGKILL)
         assert len(names_of(dead)) == 2
         assert dead in sweep()
-        assert names_of(dead) == [] and not (STATE_DIRECTORY / f"{dead}.json").exists()
+        assert names_of(dead) == [] and not (state_directory() / f"{dead}.json").exists()
         assert names_of(namespaces.run) == [namespaces.name("alive")]
         assert (NAMESPACES_DIRECTORY / stranger).exists()
     finally:

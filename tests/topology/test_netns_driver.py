@@ -17,11 +17,12 @@ import pytest
 from tests.topology.namespaces_needed import needs_namespaces
 from tests.topology.processes import descendants, wait_gone
 from topology.checker import judge_sequences, percentile
+from topology.claims import running_testbeds
 from topology.driver import running
 from topology.errors import DriverError
 from topology.load_runner import LoadRunner
 from topology.model import parse_topology
-from topology.namespaces import names_of, open_socket, running_testbeds, sweep
+from topology.namespaces import names_of, open_socket, sweep
 from topology.netns_driver import NetnsDriver
 from topology.network import CLOUD, lan_host
 from topology.snapshot import take_snapshot

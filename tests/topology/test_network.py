@@ -25,7 +25,6 @@ def test_two_lans() -> None:
         ("plant", "office"): 15,
         ("office", "plant"): 15,
     }
-    assert plan.round_trip_ms("plant", CLOUD) == 20 and plan.round_trip_ms(CLOUD, CLOUD) == 0
     with pytest.raises(DriverError, match=r"there is no host nobody: use one of lan\.cloud, router-1"):
         plan.host("nobody")
 

@@ -5,8 +5,12 @@ that role is found out when it happens. Every fault is undone and the overlay wh
 because that is what is promised: two faults at once may hit all who have a message.
 """
 
+import argparse
+import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from topology.drills.script import Action, Drill, Fault, Whom
@@ -65,6 +69,25 @@ def campaign(seconds: float, seed: int) -> Drill:
     )
 
 
+def summary(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Several campaigns, as `--json` wrote them, and their sum, as a table."""
+    lines = [
+        "| campaign | seed | verdict | faults | delivered | lost beyond tolerance | longest silence, ms |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for name, result in results.items():
+        found = result["totals"]
+        lines.append(
+            f"| {name} | {result['seed']} | {result['verdict']} | {found['faults']} | {found['delivered']} "
+            f"| {found['lost_beyond_tolerance']} | {found['longest_gap_ms']} |"
+        )
+    every = [result["totals"] for result in results.values()]
+    sums = [sum(found[key] for found in every) for key in ("faults", "delivered", "lost_beyond_tolerance")]
+    longest_ms = max((found["longest_gap_ms"] or 0.0 for found in every), default=0.0)
+    lines.append(f"| all | | | {sums[0]} | {sums[1]} | {sums[2]} | {longest_ms} |")
+    return "\n".join(lines)
+
+
 def totals(result: DrillResult) -> dict[str, Any]:
     """What a campaign comes down to."""
     gap_ms = result.failover_ms
@@ -74,3 +97,15 @@ def totals(result: DrillResult) -> dict[str, Any]:
         "lost_beyond_tolerance": sum(topic.lost_beyond_tolerance for topic in result.topics),
         "longest_gap_ms": None if gap_ms is None else round(gap_ms, 1),
     }
+
+
+def main() -> None:
+    """Print what campaigns came to: python -m topology.drills.campaign RESULT.json ..."""
+    parser = argparse.ArgumentParser(prog="campaign")
+    parser.add_argument("results", type=Path, nargs="+")
+    files: list[Path] = parser.parse_args().results
+    print(summary({file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,17 +1,13 @@
 """Which testbed a drill is played on."""
 
-from collections.abc import Mapping
-from typing import Final
-
 from topology.drills.script import Drill
 from topology.driver import Driver
-from topology.netns_driver import NetnsDriver
+from topology.drivers import driver_kind
 from topology.severable_driver import SeverableDriver, ShiftableDriver
-
-KINDS: Final[Mapping[str, type[Driver]]] = {"process": SeverableDriver, "netns": NetnsDriver}
-"""By the name of the driver. One that cannot do what a drill needs makes the drill unknown."""
 
 
 def testbed_for(drill: Drill, driver: str) -> type[Driver]:
-    """The class of the testbed."""
-    return ShiftableDriver if drill.shifts_clock and driver == "process" else KINDS[driver]
+    """The class of the testbed. One that cannot do what a drill needs makes the drill unknown."""
+    if driver == "process":
+        return ShiftableDriver if drill.shifts_clock else SeverableDriver
+    return driver_kind(driver)

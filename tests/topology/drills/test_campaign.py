@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.topology.drills.histories import flawless, without
-from topology.drills.campaign import EVERY_S, campaign, totals
+from topology.drills.campaign import EVERY_S, campaign, summary, totals
 from topology.drills.history import Phases, judge_history
 from topology.drills.script import Action
 from topology.drills.verdict import DrillResult, InjectedFault, Verdict
@@ -39,3 +39,7 @@ def test_totals_count_what_every_subscriber_got_and_missed() -> None:
         "lost_beyond_tolerance": 2,
         "longest_gap_ms": 12.3,
     }
+    written = {**result.to_record(), "totals": totals(result)}
+    lines = summary({"one": written, "two": written}).splitlines()
+    assert lines[2] == "| one | 1 | broken | 1 | 37 | 2 | 12.3 |"
+    assert lines[-1] == "| all | | | 2 | 74 | 4 | 12.3 |"
