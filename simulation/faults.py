@@ -8,6 +8,7 @@ members, the ways to it, sessions) come whenever they like, also while the data 
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, MILLISECOND_NS, SECOND_NS
@@ -19,8 +20,9 @@ from simulation.zookeeper_client import ModelClient
 
 _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
 """How long all has to be well before the next fault of the data plane."""
-_AFTERMATH_NS: Final = 6 * SECOND_NS
-"""How long after an excused fault what is lost may still be a consequence."""
+_AFTERMATH_NS: Final = SECOND_NS
+"""How long after the overlay has recovered from an excused fault what is lost may be a consequence."""
+_FOR_EVER_NS: Final = 2**63
 _BEFORE_NS: Final = 3 * SECOND_NS
 """How long before an excused fault what is lost may have been on its way."""
 
@@ -42,6 +44,8 @@ class Faults:
         self._randomness = random.Random(f"faults/{seed}")
         self.injected: list[str] = []
         self.excuses: list[Excuse] = []
+        self._over: list[int] = []
+        """Excuses whose fault is over, and whose consequences are not."""
         self._data: tuple[int, Heal] | None = None
         self._zookeeper: tuple[int, Heal] | None = None
         self._healthy_since_ns: int | None = None
@@ -77,6 +81,8 @@ class Faults:
     def step(self) -> None:
         """Take back what is over, inject what is due; called several times a second."""
         now_ns = self._overlay.world.now_ns
+        if self._over and not self._overlay.what_is_wrong():
+            self.end_excuses()
         if self._data is not None and self._data[0] <= now_ns:
             self._data[1]()
             self._data = None
@@ -102,6 +108,13 @@ class Faults:
             if active is not None:
                 active[1]()
         self._data = self._zookeeper = None
+
+    def end_excuses(self) -> None:
+        """The overlay has recovered: from now on everything counts."""
+        until_ns = self._overlay.world.now_ns + _AFTERMATH_NS
+        for index in self._over:
+            self.excuses[index] = replace(self.excuses[index], until_ns=until_ns)
+        self._over.clear()
 
     def _watch_health(self, now_ns: int) -> None:
         if self._overlay.what_is_wrong():
@@ -399,10 +412,10 @@ class Faults:
         names = frozenset(client.name for client in clients)
         index = len(self.excuses)
         only = None if topics is None else frozenset(topics)
-        self.excuses.append(Excuse(names, from_ns, 2**63, only))
+        self.excuses.append(Excuse(names, from_ns, _FOR_EVER_NS, only))
 
         def over() -> None:
-            self.excuses[index] = Excuse(names, from_ns, world.now_ns + _AFTERMATH_NS, only)
+            self._over.append(index)
             heal()
 
         return over
@@ -420,7 +433,8 @@ class Faults:
 
         def over() -> None:
             moved = frozenset(name for name, record in before.items() if overlay.record_of(name) != record)
-            self.excuses.append(Excuse(names, from_ns, overlay.world.now_ns + _AFTERMATH_NS, moved))
+            self._over.append(len(self.excuses))
+            self.excuses.append(Excuse(names, from_ns, _FOR_EVER_NS, moved))
             heal()
 
         return over

@@ -15,6 +15,7 @@ SMALLEST = (
     (Ablation.RESEND, 3, "loss"),
     (Ablation.LEASE, 3, "one leader"),
     (Ablation.FENCING, 6, "fencing"),
+    (Ablation.REPLICATION, 54, "loss"),
 )
 
 
