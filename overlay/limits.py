@@ -66,6 +66,8 @@ ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 # Datagrams beside a link
 DATAGRAM_MAX_BYTES: Final = 1_200
 """Frames that make a larger datagram go by TCP: this much fits every usual path unfragmented."""
+DATAGRAM_FRAME_BYTES: Final = 1_180
+"""A sender closes an urgent frame at this size, so that it fits with its number."""
 URGENT_NS: Final = 1 * SECOND_NS
 """Messages with longer deadlines never travel as datagrams."""
 COPIES_MAX: Final = 4
@@ -101,6 +103,7 @@ NAME_MAX_CHARACTERS: Final = 64
 TOPIC_MAX_BYTES: Final = 255
 
 assert HANDSHAKE_FRAME_MAX_BYTES < FRAME_MAX_BYTES
+assert DATAGRAM_FRAME_BYTES + 16 <= DATAGRAM_MAX_BYTES < FRAME_TARGET_BYTES
 assert HANDSHAKE_FRAME_MAX_BYTES < TLS_HANDSHAKE_MAX_BYTES
 assert HANDSHAKES_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_BROKER
 assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES

@@ -21,7 +21,7 @@ from overlay.batch import FRAME_OVERHEAD_BYTES, Run, encode_batch
 from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES
 from overlay.limits import (
-    DATAGRAM_MAX_BYTES,
+    DATAGRAM_FRAME_BYTES,
     FRAME_TARGET_BYTES,
     KIB,
     MIB,
@@ -404,7 +404,7 @@ class Outbox:
         messages = first.run.messages
         target_bytes = min(FRAME_TARGET_BYTES, self._window_bytes // 2)
         if self.is_express and class_least_ns(first.urgency) < URGENT_NS:
-            target_bytes = DATAGRAM_MAX_BYTES
+            target_bytes = DATAGRAM_FRAME_BYTES
         while (item := self._waiting.first()) is not None:
             if (
                 item.origin != first.origin

@@ -10,6 +10,7 @@ What a message costs that is not sampled is one word read, multiplied and compar
 field by field into the log's buffer, because compiled that is machine code and `struct` is not.
 """
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter, read_i64_le, write_i32_le, write_i64_le
@@ -85,7 +86,8 @@ class Tracer:
         self._limit_bytes = log.limit_bytes
         self._drift_ppm = drift_ppm
         self._deadlines_ns: dict[int, int] = {}
-        self._arrivals: dict[tuple[int, int], Passage] = {}
+        # Not a plain dictionary: to find the first of one that keeps losing its first takes ever longer.
+        self._arrivals: OrderedDict[tuple[int, int], Passage] = OrderedDict()
 
     def define_topic(self, topic_id: int, name: str, qos: TopicQos) -> None:
         """Say what a topic id stands for; again when its quality of service changes."""
@@ -122,7 +124,7 @@ class Tracer:
         for offset in came.offsets:
             arrivals[_name_of(data, offset)] = came
         while len(arrivals) > ARRIVALS_MAX:
-            del arrivals[next(iter(arrivals))]  # the oldest
+            arrivals.popitem(last=False)
 
     def send_again(self, run: Run) -> None:
         """A run is made of messages that came at different times, some while ago."""

@@ -426,9 +426,30 @@ class RoutingBroker:
         for name in sorted(self._dialers.keys() - self._partners.names - self._routers.keys()):
             await self._dialers.pop(name).stop()
             self._links.pop(f"{Role.ROUTER}:{name}", None)
-        for edge in list(self.core.peers):
-            link = self._links.get(f"{Role.EDGE}:{edge}")
-            if edge in self._edges or (link is not None and link.is_up):
+        self._forget_edges(now_ns)
+        if self._pruning is None:
+            # Not only acknowledgements let go of copies: no other may follow soon.
+            self._prune()
+
+    def _forget_edges(self, now_ns: int) -> None:
+        """Give up on edges that are away and that nothing here is for any more.
+
+        An edge that was restarted is registered again, but if none of its clients came back it has no
+        reason to connect. What waited for it would wait for ever, and its copies would push those of
+        others out of the backup's buffer.
+        """
+        away = [
+            edge
+            for edge in self.core.peers
+            if (link := self._links.get(f"{Role.EDGE}:{edge}")) is None or not link.is_up
+        ]
+        for edge in self._unseen_since_ns.keys() - set(away):
+            del self._unseen_since_ns[edge]
+        if not away:
+            return
+        wanted = {edge for topic in self.core.topics.values() for edge in topic.subscribers} & self._edges
+        for edge in away:
+            if edge in wanted:
                 self._unseen_since_ns.pop(edge, None)
             elif now_ns - self._unseen_since_ns.setdefault(edge, now_ns) > _EDGE_LINGER_NS:
                 self.core.remove_peer(edge, now_ns)

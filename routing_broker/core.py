@@ -81,6 +81,8 @@ from routing_broker.model import (
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
+_NOBODY: Final = ""
+"""The backup of a topic that has none yet."""
 _SHARED_ROUTES_MAX: Final = 4_096
 """Routes remembered for sharing; forgetting them costs memory, nothing else."""
 
@@ -170,6 +172,9 @@ class RouterCore:
         old = self._topics.get(topic_id)
         if qos.loss_tolerance is None and self._mode.selective:
             backup = None
+        elif backup is None and primary is None:
+            # Copies wait for a backup to come: what is accepted until then must not be missing at it.
+            backup = _NOBODY
         replicates = backup is not None and self._replicates(qos, subscribers)
         topic = Topic(topic_id, name, qos, dict(subscribers), backup, replicates, primary)
         if topic == old:
@@ -186,8 +191,11 @@ class RouterCore:
         self._forget_routes_of(topic_id)
         self._resize_buffers()
         touched: set[Peer] = set()
-        if old is not None and topic.backup is not None and topic.backup != old.backup:
+        if old is not None and topic.backup and topic.backup != old.backup:
             self._change_backup(topic_id, topic.backup, touched, now_ns)
+        if old is not None and old.primary is not None and old.primary != primary:
+            # It serves the topic no longer, and may not reach all edges: copies go before what comes next.
+            self._dispatch_left(old.primary, touched, now_ns)
         waiting = self._unrouted.pop(topic_id, [])
         still = [item for item in waiting if not self._release(item, topic_id, touched, now_ns)]
         if still:
@@ -404,6 +412,11 @@ class RouterCore:
         self._dispatch_copies(buffer, touched, now_ns)
         return touched
 
+    def _dispatch_left(self, router: str, touched: set[Peer], now_ns: int) -> None:
+        left = self._kept.get(router)
+        if left is not None and len(left):
+            self._dispatch_copies(left, touched, now_ns)
+
     def _dispatch_copies(self, buffer: BackupBuffer, touched: set[Peer], now_ns: int) -> None:
         nowhere = Peer("", "", Outbox())
         for kept in buffer.recover():
@@ -418,10 +431,8 @@ class RouterCore:
     def _schedule(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run for its edges, and for the backup if it must be replicated."""
         if route.primary is not None:
-            left = self._kept.get(route.primary)
-            if left is not None and len(left):
-                # An edge has turned to us, so the primary is lost: what it left comes first.
-                self._dispatch_copies(left, touched, now_ns)
+            # An edge has turned to us, so the primary is lost: what it left comes first.
+            self._dispatch_left(route.primary, touched, now_ns)
         born_ns = read_i64_le(run.data, BORN_OFFSET)
         # Born on the origin's clock, brought to ours: never later than the message really was born.
         known = born_ns != 0 and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
@@ -433,7 +444,9 @@ class RouterCore:
             if not known:
                 route.unsure.until_ns = deadline
         copy: Copy | None = None
-        if route.backup is not None and (route.replicates or _is_overloaded(route, now_ns)):
+        if route.backup is not None and (
+            route.replicates or (route.backup != _NOBODY and _is_overloaded(route, now_ns))
+        ):
             copy = Copy(header, run, len(route.peers), route.backup, born_here_ns + route.replicate_ns)
             self._undispatched[copy] = None
             self._replicate(copy, touched, now_ns)
@@ -541,7 +554,7 @@ class RouterCore:
         qos = topic.qos
         relative_ns = deadline_ns(qos)
         shares = shares_of(qos, self._delays)
-        replicate_ns = self._replicate_within_ns(qos) if topic.backup else 0
+        replicate_ns = self._replicate_within_ns(qos) if topic.backup is not None else 0
         alone = topic_id if topic.floor_ns else None  # no other topic has to wait with it
         key = (edges, relative_ns, shares, topic.backup, topic.replicates, topic.primary, replicate_ns, alone)
         route = self._routes.get(key)

@@ -8,20 +8,26 @@ members, the ways to it, sessions) come whenever they like, also while the data 
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
-from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, MILLISECOND_NS, SECOND_NS
 from simulation.checkers import Excuse, LeaderChecker
 from simulation.network import Pipe
-from simulation.nodes import ClientProcess, EdgeProcess
+from simulation.nodes import ClientProcess, EdgeProcess, TopicPlan
 from simulation.overlay_model import MEMBERS, SimulatedOverlay
+from simulation.zookeeper_client import ModelClient
 
 _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
 """How long all has to be well before the next fault of the data plane."""
-_AFTERMATH_NS: Final = 6 * SECOND_NS
-"""How long after an excused fault what is lost may still be a consequence."""
+_AFTERMATH_NS: Final = SECOND_NS
+"""How long after the overlay has recovered from an excused fault what is lost may be a consequence."""
+_FOR_EVER_NS: Final = 2**63
 _BEFORE_NS: Final = 3 * SECOND_NS
 """How long before an excused fault what is lost may have been on its way."""
+
+_COPIES_SPARE: Final = 4
+"""Room left at a backup for what is on its way when a way is cut."""
 
 Heal = Callable[[], None]
 Fault = Callable[[], tuple[str, Heal]]
@@ -38,6 +44,8 @@ class Faults:
         self._randomness = random.Random(f"faults/{seed}")
         self.injected: list[str] = []
         self.excuses: list[Excuse] = []
+        self._over: list[int] = []
+        """Excuses whose fault is over, and whose consequences are not."""
         self._data: tuple[int, Heal] | None = None
         self._zookeeper: tuple[int, Heal] | None = None
         self._healthy_since_ns: int | None = None
@@ -73,6 +81,8 @@ class Faults:
     def step(self) -> None:
         """Take back what is over, inject what is due; called several times a second."""
         now_ns = self._overlay.world.now_ns
+        if self._over and not self._overlay.what_is_wrong():
+            self.end_excuses()
         if self._data is not None and self._data[0] <= now_ns:
             self._data[1]()
             self._data = None
@@ -98,6 +108,13 @@ class Faults:
             if active is not None:
                 active[1]()
         self._data = self._zookeeper = None
+
+    def end_excuses(self) -> None:
+        """The overlay has recovered: from now on everything counts."""
+        until_ns = self._overlay.world.now_ns + _AFTERMATH_NS
+        for index in self._over:
+            self.excuses[index] = replace(self.excuses[index], until_ns=until_ns)
+        self._over.clear()
 
     def _watch_health(self, now_ns: int) -> None:
         if self._overlay.what_is_wrong():
@@ -162,7 +179,8 @@ class Faults:
     def _kill_primary_behind_cut(self) -> tuple[str, Heal]:
         """A primary dies while it cannot reach an edge: only the copies at its backup are left.
 
-        Topics whose deadline spares them copies are not promised anything then.
+        Topics whose deadline spares them copies are not promised anything then. A backup keeps only so
+        many: the primary is killed before there are more, and only if it had the same backup all the time.
         """
         overlay, randomness = self._overlay, self._randomness
         plan = randomness.choice(overlay.topics)
@@ -170,10 +188,17 @@ class Faults:
         primary = next(router for router in overlay.routers if record and router.name == record.primary)
         edge = randomness.choice([edge for edge in overlay.edges if edge.lan not in plan.publisher])
         heal_cut = self._isolate(edge.name, [primary.name])
-        kill_after_s = randomness.uniform(3.0, 5.0)
+        copied = [topic for topic in overlay.topics if overlay.is_replicated(topic)]
+        kill_after_s = min(randomness.uniform(3.0, 5.0), self._copies_last_s(primary.name, copied))
         self._least_s = kill_after_s + 0.5
-        timer = overlay.network.kernel.call_later(kill_after_s, primary.kill, randomness)
-        spared = [topic.name for topic in overlay.topics if not overlay.is_replicated(topic)]
+        before = [overlay.record_of(topic.name) for topic in overlay.topics]
+
+        def kill() -> None:
+            if before == [overlay.record_of(topic.name) for topic in overlay.topics]:
+                primary.kill(randomness)
+
+        timer = overlay.network.kernel.call_later(kill_after_s, kill)
+        spared = [topic.name for topic in overlay.topics if topic not in copied]
 
         def heal() -> None:
             timer.cancel()
@@ -184,6 +209,20 @@ class Faults:
         what = f"cut {edge.name} from {primary.name} and kill {primary.name} {kill_after_s:.2f} s later"
         return what, self._excused(overlay.clients, heal, spared)
 
+    def _copies_last_s(self, primary: str, copied: list[TopicPlan]) -> float:
+        """How long the backups of a primary keep all copies it makes, if it dispatches nothing."""
+        per_s: dict[str, float] = {}
+        for topic in copied:
+            record = self._overlay.record_of(topic.name)
+            if record is not None and record.primary == primary and record.backup is not None:
+                per_s[record.backup] = per_s.get(record.backup, 0.0) + 1 / topic.interval_s
+        lasts_s = [
+            (BACKUP_MESSAGES_PER_TOPIC * len(router.broker.core.topics) - _COPIES_SPARE) / per_s[router.name]
+            for router in self._overlay.routers
+            if router.broker is not None and router.name in per_s
+        ]
+        return min(lasts_s, default=5.0)
+
     def _restart_leader_unnoticed(self) -> tuple[str, Heal]:
         """What a killed leader had written reaches ZooKeeper when its successor has been elected.
 
@@ -193,16 +232,21 @@ class Faults:
         leader = next(router for router in overlay.routers if router.broker and router.broker.is_leader)
         other = randomness.choice([router for router in overlay.routers if router is not leader])
         assert other.broker is not None
-        overlay.ensemble.end_session(other.broker.session.session_id)
-        hold_after_s = randomness.uniform(0.0, 0.3)
+        assert leader.broker is not None
+        client = leader.broker.session._client
+        assert isinstance(client, ModelClient)
+        kernel = overlay.network.kernel
+        restart_after_s = randomness.uniform(0.02, 0.2)
         self._least_s = 2.0
         held: list[Pipe] = []
 
         def hold() -> None:
+            client.before_transaction = None
             for name in MEMBERS:
                 for transport in overlay.network.connections_between(leader.name, name):
                     transport.outward.hold()
                     held.append(transport.outward)
+            kernel.call_later(restart_after_s, restart)
 
         def restart() -> None:
             leader.kill()
@@ -210,25 +254,27 @@ class Faults:
             self._leaders.on_epoch.append(release)
 
         def release() -> None:
+            client.before_transaction = None
             for pipe in held:
                 pipe.release()
             held.clear()
 
-        overlay.network.kernel.call_later(hold_after_s, hold)
-        overlay.network.kernel.call_later(hold_after_s + randomness.uniform(0.05, 0.2), restart)
+        client.before_transaction = hold
+        overlay.ensemble.end_session(other.broker.session.session_id)
         what = f"expire {other.name}, restart {leader.name} and delay what it wrote"
         return what, self._excused(overlay.clients, release)
 
     def _cut_edge(self) -> tuple[str, Heal]:
         edge, router = self._edge_and_router()
-        return f"cut {edge} from {router}", self._isolate(edge, [router])
+        return f"cut {edge} from {router}", self._excused_if_moved(self._isolate(edge, [router]))
 
     def _cut_one_way(self) -> tuple[str, Heal]:
         pair = list(self._edge_and_router())
         self._randomness.shuffle(pair)
         network = self._overlay.network
         network.block(*pair)
-        return f"cut the way from {pair[0]} to {pair[1]}", lambda: network.unblock(*pair)
+        heal = self._excused_if_moved(lambda: network.unblock(*pair))
+        return f"cut the way from {pair[0]} to {pair[1]}", heal
 
     def _cut_routers(self) -> tuple[str, Heal]:
         one, other = self._randomness.sample(self._overlay.routers, 2)
@@ -366,10 +412,29 @@ class Faults:
         names = frozenset(client.name for client in clients)
         index = len(self.excuses)
         only = None if topics is None else frozenset(topics)
-        self.excuses.append(Excuse(names, from_ns, 2**63, only))
+        self.excuses.append(Excuse(names, from_ns, _FOR_EVER_NS, only))
 
         def over() -> None:
-            self.excuses[index] = Excuse(names, from_ns, world.now_ns + _AFTERMATH_NS, only)
+            self._over.append(index)
+            heal()
+
+        return over
+
+    def _excused_if_moved(self, heal: Heal) -> Heal:
+        """A primary that is replaced while it cannot reach an edge keeps what waits for it.
+
+        Copies save that; topics whose deadline spares them copies are not promised anything then.
+        """
+        overlay = self._overlay
+        from_ns = overlay.world.now_ns - _BEFORE_NS
+        spared = [topic for topic in overlay.topics if not overlay.is_replicated(topic)]
+        before = {topic.name: overlay.record_of(topic.name) for topic in spared}
+        names = frozenset(client.name for client in overlay.clients)
+
+        def over() -> None:
+            moved = frozenset(name for name, record in before.items() if overlay.record_of(name) != record)
+            self._over.append(len(self.excuses))
+            self.excuses.append(Excuse(names, from_ns, _FOR_EVER_NS, moved))
             heal()
 
         return over

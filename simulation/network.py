@@ -267,7 +267,7 @@ class Pipe:
 
     def end(self) -> None:
         """Nothing follows what has been handed over."""
-        if self.path.is_blocked or self._stalled or self._held:
+        if self.is_held_up:
             self._stalled.append(None)
         else:
             self._schedule(None)
@@ -282,15 +282,20 @@ class Pipe:
         self._stalled.clear()
         self._cut_ns = self.sender.network.world.now_ns
 
+    @property
+    def is_held_up(self) -> bool:
+        """What is sent now does not arrive before the path opens."""
+        return self.path.is_blocked or self._held or bool(self._stalled)
+
     def hold(self) -> None:
         """Keep back what is written from now on, however open the path is, until `release`."""
         self._held = True
 
     def release(self) -> None:
         """The path is open again."""
-        self._held = False
+        held, self._held = self._held, False
         if self._stalled:
-            pause_ns = int(self._randomness.random() * _RETRANSMISSION_NS)
+            pause_ns = 0 if held else int(self._randomness.random() * _RETRANSMISSION_NS)
             self._last_arrival_ns = max(self._last_arrival_ns, self.sender.network.world.now_ns + pause_ns)
             stalled, self._stalled = self._stalled, deque()
             for data in stalled:
@@ -325,7 +330,7 @@ class Pipe:
 
     def _transmit(self, data: bytes) -> None:
         self.outstanding_bytes += len(data)
-        if self.path.is_blocked or self._stalled or self._held:
+        if self.is_held_up:
             self._stalled.append(data)
         else:
             self._schedule(data)
@@ -499,7 +504,8 @@ class Transport(asyncio.Transport):
     def reset_peer(self) -> None:
         """Tell a peer that still sends that nobody listens any more."""
         peer = self.outward.receiver
-        if not self.outward.path.is_blocked:
+        # What is held up comes first; the end of the connection follows it anyway.
+        if not self.outward.is_held_up:
             world = self.network.world
             world.at(
                 world.now_ns + self.outward.path.delay_ns,

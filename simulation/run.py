@@ -150,6 +150,7 @@ class _Run:
             self._advance(_LOOK_NS)
         self._faults.heal()
         recovered = self._wait_until_well(_RECOVER_MAX_NS, "recovers")
+        self._faults.end_excuses()
         self._advance(_AFTER_NS)
         for client in overlay.clients:
             client.publishing = False

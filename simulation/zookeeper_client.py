@@ -65,6 +65,8 @@ class ModelClient:
         self._watchers: dict[tuple[str, str], dict[WatchCallback, None]] = {}
         self._xid = 0
         self._stopped = False
+        self.before_transaction: Callable[[], None] | None = None
+        """Lets a fault happen at the worst moment."""
         self._task: asyncio.Task[None] | None = None
 
     # Life
@@ -206,6 +208,8 @@ class ModelClient:
                 case Check(path, version):
                     plain.append(("Check", (path, version)))
         paths = tuple(operation.path for operation in operations)
+        if self.before_transaction is not None:
+            self.before_transaction()
         self._ask("transaction", (tuple(plain),), _Pending("transaction", done, _results, paths))
 
     def remove_watches(self, kind: WatchKind, path: str, done: Done) -> None:

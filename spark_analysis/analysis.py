@@ -1,6 +1,7 @@
 """One run's traces in, small tables out. Everything that is collected is bounded."""
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ TABLE_MAX_ROWS: Final = 100_000
 SLOWEST: Final = 20
 """Deliveries whose whole way is shown."""
 VIOLATIONS_SHOWN: Final = 100
+TABLES_AT_A_TIME: Final = 4
 LATE_EXAMINED: Final = 300_000
 """Late deliveries whose whole way is walked to see where they lost their time; a sample if there are more."""
 TIMELINE_BINS: Final = 240
@@ -60,6 +62,12 @@ class _Collector:
             table = table.slice(0, TABLE_MAX_ROWS)
         self.tables[name] = table
         return table.to_pylist()
+
+    def collect_all(self, frames: Mapping[str, DataFrame]) -> dict[str, list[Row]]:
+        """Several tables at once: of a small one nearly all the time is planning, which one core does."""
+        with ThreadPoolExecutor(TABLES_AT_A_TIME) as pool:
+            found = pool.map(self.collect, frames.keys(), frames.values())
+            return dict(zip(frames, found, strict=True))
 
 
 def analyse(session: SparkSession, traces: Traces, shipment: Shipment, progress: Progress) -> Analysis:
@@ -105,32 +113,40 @@ def _analyse(
     streams = keep(summaries.streams(journeys.deliveries(gathered), numbered))
     progress("topics")
     counted = keep(summaries.delivery_histogram(streams))
-    topics = collector.collect("topics", summaries.topics(summaries.published(gathered), counted, streams))
-    ages = collector.collect("ages", summaries.ages(counted))
-    collector.collect("lans", summaries.lans(counted))
+    found_rows = collector.collect_all(
+        {
+            "topics": summaries.topics(summaries.published(gathered), counted, streams),
+            "ages": summaries.ages(counted),
+            "lans": summaries.lans(counted),
+        }
+    )
+    topics, ages = found_rows["topics"], found_rows["ages"]
     progress("hops and links")
     histogram = keep(summaries.leg_histogram(journeys.legs(gathered, seen)))
-    hops = collector.collect("hops", summaries.hops(histogram))
-    links = collector.collect("links", summaries.links(histogram))
-    collector.collect("nodes", summaries.node_waits(histogram, seen))
-    collector.collect("hop_histogram", _plot_histogram(histogram))
+    found_rows = collector.collect_all(
+        {
+            "hops": summaries.hops(histogram),
+            "links": summaries.links(histogram),
+            "nodes": summaries.node_waits(histogram, seen),
+            "hop_histogram": _plot_histogram(histogram),
+        }
+    )
+    hops, links = found_rows["hops"], found_rows["links"]
     progress("late and slow messages")
     late_count = sum((row["judged"] or 0) - (row["in_time"] or 0) for row in topics)
-    late = streams.where("NOT in_time")
-    if late_count > LATE_EXAMINED:
-        collector.cut.append(
-            f"of {late_count:,} late deliveries only about {LATE_EXAMINED:,} were asked where they lost "
-            "their time"
-        )
-        late = late.sample(fraction=LATE_EXAMINED / late_count, seed=1)
-    collector.collect("blame", summaries.blame(journeys.paths(late, gathered, seen), histogram))
-    slowest = streams.where("age_ns IS NOT NULL").orderBy(sf.desc("age_ns")).limit(SLOWEST)
-    collector.collect("slowest", _show_paths(journeys.paths(keep(slowest), gathered, seen)))
-    collector.collect("violations", _violations(gathered))
-    progress("time line and outages")
+    chosen = keep(_late_and_slowest(streams, late_count, collector))
+    walked = keep(journeys.paths(chosen, gathered, seen))
     troubles = keep(summaries.trouble(rows, bin_us))
-    collector.collect("drops", summaries.drops(troubles))
-    collector.collect("timeline", summaries.timeline(streams, troubles, bin_us))
+    collector.collect_all(
+        {
+            "blame": summaries.blame(walked.where("NOT in_time"), histogram),
+            "slowest": _show_paths(walked.orderBy(sf.desc("age_ns")).limit(SLOWEST)),
+            "violations": _violations(gathered),
+            "drops": summaries.drops(troubles),
+            "timeline": summaries.timeline(streams, troubles, bin_us),
+        }
+    )
+    progress("outages")
     found, carriers = _outages(session, rows, streams, collector)
     problems = find_problems(segments, clocks, links, topics, shipment.set_aside) + collector.cut
     return Analysis(
@@ -141,6 +157,19 @@ def _analyse(
         outages=found,
         carriers=carriers,
     )
+
+
+def _late_and_slowest(streams: DataFrame, late_count: int, collector: _Collector) -> DataFrame:
+    """Deliveries whose whole way is walked: late ones, to see what made them late, and the slowest."""
+    late = streams.where("NOT in_time")
+    if late_count > LATE_EXAMINED:
+        collector.cut.append(
+            f"of {late_count:,} late deliveries only about {LATE_EXAMINED:,} were asked where they lost "
+            "their time"
+        )
+        late = late.sample(fraction=LATE_EXAMINED / late_count, seed=1)
+    slowest = streams.where("age_ns IS NOT NULL").orderBy(sf.desc("age_ns")).limit(SLOWEST)
+    return late.unionByName(slowest).dropDuplicates(["publisher", "sequence", "subscriber"])
 
 
 def _outages(
@@ -207,6 +236,8 @@ def _show_paths(walked: DataFrame) -> DataFrame:
             "leg_number",
             "leg.from_node",
             "leg.to_node",
+            "leg.from_role",
+            "leg.to_role",
             (sf.col("leg.wait_ns") / 1e6).alias("wait_ms"),
             (sf.col("leg.link_ns") / 1e6).alias("link_ms"),
         )

@@ -33,7 +33,8 @@ def milliseconds(value: float | None) -> str:
         return NOTHING
     if value >= 1_000:
         return number(value / 1_000, " s")
-    return number(value, " ms") if value >= 1 or value == 0 else number(value * 1_000, " µs")
+    # What three digits would show as 1000 µs is a millisecond.
+    return number(value, " ms") if value >= 0.9995 or value == 0 else number(value * 1_000, " µs")
 
 
 def tick(value: float, unit: str = "") -> str:
@@ -236,7 +237,8 @@ def waterfall(legs: Sequence[Row]) -> str:
         journeys.setdefault((leg["publisher"], leg["sequence"], leg["subscriber"]), []).append(leg)
     if not journeys:
         return ""
-    left, right, top, bar = 230, 76, 24, 26
+    left, right, top, bar = 230, 330, 24, 26
+    right_end = WIDTH - left - right
     lengths = [sum((leg["wait_ms"] or 0) + (leg["link_ms"] or 0) for leg in way) for way in journeys.values()]
     longest = max(*(way[0]["age_ms"] for way in journeys.values()), *lengths, 1e-9)
     marks = ticks(longest, 6)
@@ -244,35 +246,49 @@ def waterfall(legs: Sequence[Row]) -> str:
     height = top + bar * len(journeys) + 28
     parts = [line(left + mark * scale, top - 4, left + mark * scale, height - 24) for mark in marks]
     parts += [text(left + mark * scale, height - 8, tick(mark, " ms"), anchor="middle") for mark in marks]
-    places: dict[str, str] = {}
+    stages: dict[str, str] = {}
     for index, ((_, sequence, subscriber), way) in enumerate(journeys.items()):
         y = top + bar * index
         parts.append(
             text(left - 10, y + 15, f"{way[0]['topic']} #{sequence} → {subscriber[:8]}"[-36:], anchor="end")
         )
         x = float(left)
+        longest_ms, worst = 0.0, ""
         for leg in way:
-            for kind, place, took_ms in (
-                ("waited in", leg["from_node"], leg["wait_ms"] or 0),
-                ("on", f"{leg['from_node']} → {leg['to_node']}", leg["link_ms"] or 0),
+            stay = f"in {_article(leg['from_role'], leg['to_role'])}"
+            way_on = f"{leg['from_role'] or 'unknown'} → {leg['to_role'] or 'unknown'}"
+            for stage, place, took_ms, style in (
+                (stay, f"in {leg['from_node']}", leg["wait_ms"] or 0, ""),
+                (way_on, f"{leg['from_node']} → {leg['to_node']}", leg["link_ms"] or 0, "link"),
             ):
-                colour = places.setdefault(place, COLOURS[len(places) % len(COLOURS)])
-                tip = f"{milliseconds(took_ms)} {kind} {place}"
-                parts.append(
-                    box(x, y + 3, took_ms * scale, bar - 8, colour, tip, "link" if kind == "on" else "")
-                )
+                colour = stages.setdefault(stage, COLOURS[len(stages) % len(COLOURS)])
+                tip = f"{milliseconds(took_ms)} {place}"
+                parts.append(box(x, y + 3, took_ms * scale, bar - 8, colour, tip, style))
                 x += took_ms * scale
-        parts.append(text(max(x, left) + 6, y + 15, milliseconds(way[0]["age_ms"]), style="value"))
+                if took_ms > longest_ms:
+                    longest_ms, worst = took_ms, place
+        parts += [
+            text(left + right_end + 8, y + 15, milliseconds(way[0]["age_ms"]), style="value"),
+            text(left + right_end + 76, y + 15, f"{milliseconds(longest_ms)} {worst}"[:44], style="small"),
+        ]
     parts.append(
         text(left, 14, "from publishing to delivery; pale: on a link, solid: in a node", style="quiet")
     )
-    for index, (place, colour) in enumerate(list(places.items())[:_LEGEND_MAX]):
-        column, row_y = 20 + index % 4 * 235, height + index // 4 * 20
+    parts.append(text(left + right_end + 8, 14, "age, and the longest part of it", style="quiet"))
+    for index, (stage, colour) in enumerate(list(stages.items())[:_LEGEND_MAX]):
+        column, row_y = 20 + index % 5 * 188, height + index // 5 * 20
         parts += [
-            box(column, row_y, 12, 12, colour),
-            text(column + 18, row_y + 10, place[:34], style="small"),
+            box(column, row_y, 12, 12, colour, style="link" if "→" in stage else ""),
+            text(column + 18, row_y + 10, stage, style="small"),
         ]
-    return svg("plot-waterfall", height + 20 * math.ceil(min(len(places), _LEGEND_MAX) / 4) + 6, parts)
+    return svg("plot-waterfall", height + 20 * math.ceil(min(len(stages), _LEGEND_MAX) / 5) + 6, parts)
+
+
+def _article(role: str | None, to_role: str | None) -> str:
+    """Which of a message's stations this is; there are two edges on the way."""
+    if role == "edge":
+        return "the egress edge" if to_role == "client" else "the ingress edge"
+    return {"client": "the publisher", "router": "the router"}.get(role or "", "an unknown node")
 
 
 def outage_chart(name: str, rows: Sequence[Row], duration_ms: float) -> str:

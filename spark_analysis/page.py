@@ -14,6 +14,10 @@ from spark_analysis.outages import describe_carriers, longest
 ROWS_SHOWN: Final = 200
 """Rows of a table on the page; the files have all."""
 
+BLAMED_SHOWN: Final = 12
+OUTAGES_UNFOLDED: Final = 4
+"""Outages whose timelines one sees without asking."""
+
 Row = dict[str, Any]
 
 _STYLE: Final = """
@@ -22,7 +26,7 @@ _STYLE: Final = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --quiet: #97a3af; --paper: #14181d;
   --panel: #1c2229; --rule: #323b45; --good: #4cc38a; --bad: #ff7b6e; --warn: #e8a750; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 1040px; padding: 28px 32px 60px; }
+  max-width: 1200px; padding: 28px 32px 60px; }
 h1 { font-size: 26px; margin: 0; }
 h2 { font-size: 19px; margin: 40px 0 6px; }
 h3 { font-size: 15px; margin: 20px 0 4px; }
@@ -46,11 +50,12 @@ svg text.small { font-size: 10.5px; fill: var(--ink); }
 .tail { stroke: var(--bad); stroke-width: 2; }
 rect.link { opacity: .45; }
 rect.cell { rx: 5px; }
+summary { cursor: pointer; color: var(--quiet); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: right; padding: 5px 7px; border-bottom: 1px solid var(--rule); white-space: nowrap;
+th, td { text-align: right; padding: 5px 6px; border-bottom: 1px solid var(--rule); white-space: nowrap;
   font-variant-numeric: tabular-nums; }
-th { color: var(--quiet); font-weight: 500; }
+th { color: var(--quiet); font-weight: 500; white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 td.bad { color: var(--bad); font-weight: 600; }
 td.good { color: var(--good); }
@@ -73,6 +78,7 @@ _HEADINGS: Final = {
     "duplicates_dropped": "duplicates",
     "bound_violations": "bounds broken",
     "bound_error_p50_ms": "bound error",
+    "bound_p50_ms": "bound, median",
     "bound_p99_ms": "bound p99",
     "deadline_ms": "deadline",
     "late_messages": "late messages",
@@ -104,15 +110,13 @@ def render(analysis: Analysis, source: str, comparison: Sequence[Row] = (), othe
     return f'<!doctype html>\n<html lang="en"><head>{head}{title}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def table(rows: Sequence[Row], columns: Sequence[str], name: str) -> str:
+def table(rows: Sequence[Row], columns: Sequence[str], name: str, most: int = ROWS_SHOWN) -> str:
     """Rows as an HTML table, the first of them if there are many."""
     head = "".join(
         f"<th>{escape(_HEADINGS.get(column, column.replace('_', ' ')))}</th>" for column in columns
     )
-    body = "".join(
-        f"<tr>{''.join(_cell(row, column) for column in columns)}</tr>" for row in rows[:ROWS_SHOWN]
-    )
-    more = len(rows) - ROWS_SHOWN
+    body = "".join(f"<tr>{''.join(_cell(row, column) for column in columns)}</tr>" for row in rows[:most])
+    more = len(rows) - most
     note = f"<p class='note'>{more:,} more in tables/{name}.csv</p>" if more > 0 else ""
     return f"<div class='scroll'><table id='table-{name}'><tr>{head}</tr>{body}</table></div>{note}"
 
@@ -218,9 +222,10 @@ def _timeline(analysis: Analysis) -> str:
 def _outages(analysis: Analysis) -> str:
     if not analysis.outages:
         return "<h2>Outages</h2><p>No subscriber waited longer than three periods and 100 ms.</p>"
-    parts = [f"<h2>Outages</h2><p class='note'>{len(analysis.outages)} in all; the longest are shown.</p>"]
     around = analysis.rows("outage_timeline")
-    for outage in longest(analysis.outages):
+    parts = []
+    shown = sorted(longest(analysis.outages), key=lambda outage: -outage.duration_ms)
+    for outage in shown:
         words = (
             f"Outage {outage.number}: {milliseconds(outage.duration_ms)}, {outage.streams} streams of "
             f"{outage.topics} topics, {outage.lost} lost, at most {outage.longest_loss_run} in a row; "
@@ -229,7 +234,12 @@ def _outages(analysis: Analysis) -> str:
         rows = [row for row in around if row["outage"] == outage.number]
         chart = charts.outage_chart(f"plot-outage-{outage.number}", rows, outage.duration_ms)
         parts.append(f"<h3>{escape(words)}</h3>{chart}")
-    return "".join(parts)
+    head = f"<h2>Outages</h2><p class='note'>{len(analysis.outages)} in all, the longest first.</p>"
+    folded = "".join(parts[OUTAGES_UNFOLDED:])
+    if folded:
+        more = len(parts) - OUTAGES_UNFOLDED
+        folded = f"<details><summary>{more} shorter outages</summary>{folded}</details>"
+    return head + "".join(parts[:OUTAGES_UNFOLDED]) + folded
 
 
 def _hops(analysis: Analysis) -> str:
@@ -245,7 +255,9 @@ def _late(analysis: Analysis) -> str:
     blame = analysis.rows("blame")
     words = "<h2>Where late messages lost their time</h2>"
     if blame:
-        words += table(blame, ("place", "kind", "late_messages", "lost_p50_ms", "lost_max_ms"), "blame")
+        words += table(
+            blame, ("place", "kind", "late_messages", "lost_p50_ms", "lost_max_ms"), "blame", BLAMED_SHOWN
+        )
         words += "<p class='note'>The part of the way that took most longer than its own median.</p>"
     else:
         words += "<p>No message is known to have missed its deadline.</p>"
@@ -258,14 +270,23 @@ def _lans(analysis: Analysis) -> str:
 
 
 def _places(analysis: Analysis) -> str:
-    links = ("link", "count", *_MILLISECONDS, "bound_p99_ms", "bound_error_p50_ms", "never_arrived")
+    links = (
+        "link",
+        "count",
+        *_MILLISECONDS,
+        "bound_p50_ms",
+        "bound_p99_ms",
+        "bound_error_p50_ms",
+        "never_arrived",
+    )
     nodes = ("node", "role", "lan", "count", *_MILLISECONDS)
     drops = analysis.rows("drops")
     dropped = ""
     if drops:
         dropped = "<h2>Dropped</h2>" + table(drops, ("node", "topic", "reason", "messages"), "drops")
     return (
-        "<h2>Links</h2>"
+        "<h2>Links</h2><p class='note'>Bound: how long nodes could prove that messages took at most, without "
+        "comparing clocks; its error is known where both ends share a host's clock.</p>"
         + table(analysis.rows("links"), links, "links")
         + "<h2>Waiting in nodes</h2>"
         + table(analysis.rows("nodes"), nodes, "nodes")

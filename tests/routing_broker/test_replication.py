@@ -510,3 +510,32 @@ def test_a_copy_nobody_can_read_does_not_keep_the_others_from_being_recovered():
     assert pair.recover() == [3]
     assert pair.backup.statistics().messages_recovered == 1
     pair.validate()
+
+
+def test_a_backup_dispatches_what_a_replaced_primary_left_with_it():
+    # Found by simulation: a topic moved away from a living primary that could not reach an edge, and
+    # what waited there for that edge was lost although copies of it were at the new primary.
+    pair = Pair()
+    pair.backup.set_topic(1, "t", pair.qos, {"eb": "b"}, NOW, primary="r1")
+    pair.primary.admit(pair.source, body_of(1, 1, 2), 0, NOW)
+    pair.replicate()
+    touched = pair.backup.set_topic(1, "t", pair.qos, {"eb": "b"}, NOW, backup="r1")
+    assert "eb" in {peer.name for peer in touched}
+    assert sequences(pair.backup.peers["eb"].outbox.take_frames(10**9, NOW)) == [1, 2]
+    pair.validate()
+
+
+def test_what_was_accepted_without_a_backup_is_copied_when_one_comes():
+    # Found by simulation: a backup lost its session for a while, and what was accepted meanwhile was
+    # never copied; later messages overtook it by way of the backup.
+    pair = Pair()
+    pair.primary.set_topic(1, "t", pair.qos, {"eb": "b"}, NOW)
+    pair.primary.admit(pair.source, body_of(1, 1), 0, NOW)
+    assert pair.replicate() == []
+    pair.primary.set_topic(1, "t", pair.qos, {"eb": "b"}, NOW, backup="r2")
+    assert pair.replicate() == [1]
+    pair.dispatch()
+    pair.acknowledge()
+    pair.prune()
+    assert pair.recover() == []
+    pair.validate()

@@ -14,6 +14,8 @@ SMALLEST = (
     (Ablation.PRUNING, 1, "copies"),
     (Ablation.RESEND, 3, "loss"),
     (Ablation.LEASE, 3, "one leader"),
+    (Ablation.FENCING, 6, "fencing"),
+    (Ablation.REPLICATION, 54, "loss"),
 )
 
 
