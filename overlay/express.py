@@ -46,7 +46,7 @@ RESIDUAL_BEST_EFFORT: Final = 0.001
 _REORDERED_NS: Final = 30 * MILLISECOND_NS
 """A frame may be reported this much later than one sent after it and not be lost."""
 _TIMEOUT_NS: Final = 80 * MILLISECOND_NS
-_FRAME_HEADER: Final = Struct("<BQ")
+FRAME_HEADER: Final = Struct("<BQ")
 _REPORT: Final = Struct("<BQQQIIQ")
 _AHEAD_MAX_BYTES: Final = 256
 _MILLION: Final = 1_000_000
@@ -128,7 +128,7 @@ class Express:
         """Whether a frame of this class and size should be a datagram."""
         return (
             self.is_worth_it
-            and size_bytes + _FRAME_HEADER.size <= DATAGRAM_MAX_BYTES
+            and size_bytes + FRAME_HEADER.size <= DATAGRAM_MAX_BYTES
             and class_least_ns(urgency) < URGENT_NS
         )
 
@@ -139,7 +139,7 @@ class Express:
 
     def send(self, number: int, body: bytes, urgency: int, now_ns: int) -> bytes:
         """The payload to send now; copies follow in `due`."""
-        payload = _FRAME_HEADER.pack(FRAME, number) + body
+        payload = FRAME_HEADER.pack(FRAME, number) + body
         self._flights[number] = _Flight(payload, now_ns, urgency)
         self._frames_sent += 1
         self._plan_copies(payload, urgency, now_ns)
@@ -194,9 +194,9 @@ class Express:
         """A report, or the number and body of a frame. Raises ProtocolError."""
         try:
             if payload[:1] == bytes([FRAME]):
-                _, number = _FRAME_HEADER.unpack_from(payload)
+                _, number = FRAME_HEADER.unpack_from(payload)
                 self.frames_received += 1
-                return number, payload[_FRAME_HEADER.size :]
+                return number, payload[FRAME_HEADER.size :]
             kind, sent_ns, echo_ns, echo_received_ns, loss, burst, received = _REPORT.unpack_from(payload)
         except error as problem:
             raise ProtocolError(CloseReason.BAD_FRAME, f"datagram of {len(payload)} bytes") from problem

@@ -54,7 +54,7 @@ _READ_REST_BYTES: Final = 256 * 1024
 _NOT_SENT_LOW_WATER_BYTES: Final = 32 * 1024
 _ACKNOWLEDGEMENTS: Final = Struct("=24xI28xI")
 """Of Linux's tcp_info: segments the peer's kernel has not acknowledged, milliseconds since it last did."""
-_NUMBER: Final = Struct("<Q")
+NUMBER: Final = Struct("<Q")
 
 
 class State(Enum):
@@ -421,9 +421,9 @@ class Connection(asyncio.Protocol):
             link.numbers.received += 1
             self._take_data(link, body)
         elif kind == FrameKind.NUMBERED:
-            if self.channel is None or len(body) < _NUMBER.size:
+            if self.channel is None or len(body) < NUMBER.size:
                 raise ProtocolError(CloseReason.UNEXPECTED_FRAME, "a numbered frame without datagrams")
-            self.take_numbered(_NUMBER.unpack_from(body)[0], body[_NUMBER.size :])
+            self.take_numbered(NUMBER.unpack_from(body)[0], body[NUMBER.size :])
         elif kind == FrameKind.HEARTBEAT:
             heartbeat = decode_heartbeat(body)
             assert self.liveness is not None
@@ -565,4 +565,4 @@ class Connection(asyncio.Protocol):
 
 def _numbered(number: int, data: bytes) -> bytes:
     """A data frame with its number, as it travels on a connection with a channel for datagrams."""
-    return frame(FrameKind.NUMBERED, _NUMBER.pack(number) + data[FRAME_HEADER_BYTES:])
+    return frame(FrameKind.NUMBERED, NUMBER.pack(number) + data[FRAME_HEADER_BYTES:])

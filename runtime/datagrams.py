@@ -35,7 +35,7 @@ log = logging.getLogger("isthmus.datagrams")
 
 Address = tuple[str, int]
 
-_HEADER: Final = Struct("<QQ")
+HEADER: Final = Struct("<QQ")
 _NONCE: Final = Struct("<xxxxQ")
 _CHANNEL_BYTES: Final = 8
 _KEY_BYTES: Final = 32
@@ -51,6 +51,11 @@ class Seal(NamedTuple):
 
     channel: int
     key: bytes
+
+    def open(self, number: int, data: bytes) -> bytes:
+        """The payload of a datagram sealed with it; raises InvalidTag for any other."""
+        sealed, header = data[HEADER.size :], data[: HEADER.size]
+        return ChaCha20Poly1305(self.key).decrypt(_NONCE.pack(number), sealed, header)
 
     def __str__(self) -> str:
         return f"{self.channel:016x}{self.key.hex()}"
@@ -106,8 +111,8 @@ class DatagramPort(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
         """A datagram arrived, from anybody."""
-        if len(data) > _HEADER.size:
-            channel_id, number = _HEADER.unpack_from(data)
+        if len(data) > HEADER.size:
+            channel_id, number = HEADER.unpack_from(data)
             channel = self._channels.get(channel_id)
             if channel is not None and channel.receive(number, data, addr):
                 return
@@ -208,7 +213,7 @@ class Channel:
         if number <= self._highest - _REPLAY_WINDOW or number in self._seen:
             return False
         try:
-            payload = self._opening.decrypt(_NONCE.pack(number), data[_HEADER.size :], data[: _HEADER.size])
+            payload = self._opening.decrypt(_NONCE.pack(number), data[HEADER.size :], data[: HEADER.size])
         except InvalidTag:
             return False
         self._remember(number)
@@ -258,7 +263,7 @@ class Channel:
         if self._address is None:
             return
         self._number += 1
-        header = _HEADER.pack(self._theirs, self._number)
+        header = HEADER.pack(self._theirs, self._number)
         data = header + self._sealing.encrypt(_NONCE.pack(self._number), payload, header)
         self.bytes_sent += len(data)
         self._port.send(data, self._address)

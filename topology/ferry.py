@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from overlay.limits import MILLISECOND_NS
+from runtime.datagrams import Seal
 from topology.conditions import CONDITION_NAMES, LinkConditions
 from topology.errors import DriverError, TopologyError
 from topology.flow_tap import FlowTap
@@ -99,10 +100,11 @@ class Wan:
         self.lanes: dict[tuple[str, str], Lane] = {}
         self.taps: dict[tuple[str, str], FlowTap] = {}
         self.untapped = frozenset(socket.inet_aton(address) for address in untapped)
+        seals: dict[int, Seal] = {}
         for link in links:
             pair = (link["from"], link["to"])
             self.lanes[pair] = Lane(LinkConditions(**link["conditions"]), f"{seed}:{pair[0]}>{pair[1]}")
-            self.taps[pair] = FlowTap()
+            self.taps[pair] = FlowTap(seals)
 
     def obey(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out a command. Raises TopologyError if it makes no sense."""

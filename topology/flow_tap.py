@@ -1,4 +1,4 @@
-"""Counts the messages in TCP packets that pass a lane of the WAN, by topic.
+"""Counts the messages in packets that pass a lane of the WAN, by topic.
 
 The ferry sees packets before it delays or loses any, in the order the sender's kernel made them. What
 is sent again repeats bytes seen before and is skipped. A hole means that the kernel dropped packets
@@ -7,10 +7,13 @@ before the ferry read them; what was in them is unknown, so the connection count
 
 from typing import Final
 
+from runtime.datagrams import Seal
 from topology.tap import Tap, TapStream
 
 FLOWS_MAX: Final = 4_096
 _TCP: Final = 6
+_UDP: Final = 17
+_UDP_HEADER_BYTES: Final = 8
 _FIN_OR_RST: Final = 0x01 | 0x04
 _SYN: Final = 0x02
 _SEQUENCE_MASK: Final = 0xFFFFFFFF
@@ -28,8 +31,9 @@ class _Flow:
 class FlowTap:
     """One lane."""
 
-    def __init__(self) -> None:
-        self.tap = Tap()
+    def __init__(self, seals: dict[int, Seal] | None = None) -> None:
+        """`seals` are shared by the lanes of a WAN: the two directions of a link are lanes of their own."""
+        self.tap = Tap(seals)
         self._flows: dict[bytes, _Flow | None] = {}
         """By addresses and ports; None once unreadable."""
 
@@ -39,10 +43,13 @@ class FlowTap:
         return len(self._flows)
 
     def feed(self, packet: bytes) -> None:
-        """Count what an IPv4 packet holds; anything but TCP is passed over."""
+        """Count what an IPv4 packet holds; anything but TCP and UDP is passed over."""
+        start = (packet[0] & 0x0F) * 4
+        if packet[9] == _UDP:
+            self.tap.feed_datagram(packet[start + _UDP_HEADER_BYTES : int.from_bytes(packet[2:4])])
+            return
         if packet[9] != _TCP:
             return
-        start = (packet[0] & 0x0F) * 4
         key = packet[12:20] + packet[start : start + 4]
         sequence = int.from_bytes(packet[start + 4 : start + 8])
         flags = packet[start + 13]

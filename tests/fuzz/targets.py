@@ -40,6 +40,7 @@ from overlay.messages import (
     Heartbeat,
     Hello,
     Matched,
+    Measured,
     Prune,
     Publishers,
     QosChanged,
@@ -55,6 +56,7 @@ from overlay.trace import Event, Sampling, SegmentHeader, TraceError, TraceLog, 
 from routing_broker.core import RouterCore
 from runtime.access import AccessRules, Action
 from runtime.config import EdgeConfig, RouterConfig, load_config
+from runtime.datagrams import Seal
 from runtime.errors import ConfigurationError
 from runtime.tokens import Tokens
 from spark_analysis.segments import read_segment
@@ -94,6 +96,7 @@ CONTROL: tuple[ControlMessage, ...] = (
     Prune((1, 2, 5, 2**63)),
     QosChanged(1, QOS.to_record()),
     Publishers(2, (1, 2, 3), True),
+    Measured({"r1": [0.01, 1.5, 2, 1_000_000, 1.0]}),
 )
 HEARTBEAT = encode_heartbeat(Heartbeat(1, 2, 3, 4))
 
@@ -204,6 +207,11 @@ def read_names(data: bytes, rng: random.Random) -> None:
     with suppress(InvalidNameError):
         assert Locator.parse(str(Locator.parse(text))) == Locator.parse(text)
     assert Endpoint.parse(text).name == text
+
+
+def read_seal(data: bytes, rng: random.Random) -> None:
+    seal = Seal.parse(data.decode("utf-8", "replace"))
+    assert seal is None or Seal.parse(str(seal)) == seal
 
 
 def read_qos(data: bytes, rng: random.Random) -> None:
@@ -374,6 +382,7 @@ TARGETS = (
     Target(
         "qos", [msgpack.packb(QOS.to_record()), msgpack.packb({"deadline_ms": 5.0})], read_qos, (QosError,)
     ),
+    Target("seal", [str(Seal(7, bytes(32))).encode()], read_seal, ()),
     Target("record", [example for _, example in RECORDS], read_record, (RecordError,), 12),
     Target("trace", [segment(), SEGMENT_HEADER.encode()], read_trace, (TraceError,), 6),
     Target("topology", library(), read_topology, (TopologyError,), 1),

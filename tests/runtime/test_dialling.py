@@ -1,6 +1,7 @@
 """Dialling: keeping on trying, changing the address, going through a proxy."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from overlay.limits import (
     HANDSHAKE_FRAME_MAX_BYTES,
 )
 from overlay.locator import Locator
+from overlay.messages import Role
+from runtime.tls import Tls
 from tests.runtime.nodes import Node, RawPeer, World
 
 
@@ -86,12 +89,19 @@ async def _proxy(peer: RawPeer, target: Locator, answer: bytes) -> None:
     await asyncio.gather(pump(peer._reader, writer), pump(reader, peer.writer))
 
 
-async def test_a_connection_through_a_proxy_works_like_any_other(world: World, server: Node) -> None:
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+async def test_a_connection_through_a_proxy_works_like_any_other(
+    world: World, certificates: Path, encrypted: bool
+) -> None:
+    def tls(name: str) -> Tls | None:
+        return Tls.of_broker(certificates, Role.EDGE, name) if encrypted else None
+
+    server = await world.node("server", listen=True, tls=tls("server"))
     target = world.locators["server"]
     proxy = await world.raw_server(
         lambda peer: _proxy(peer, target, b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n")
     )
-    node = await world.node("a")
+    node = await world.node("a", tls=tls("a"))
     link = node.link("server")
     node.hub.dial(link, target, proxy)
     await node.until(lambda: link.is_up)

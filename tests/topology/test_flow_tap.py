@@ -4,9 +4,16 @@ import random
 import struct
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from overlay.batch import Run, encode_batch, encode_message
+from overlay.codec import encode
+from overlay.express import FRAME, FRAME_HEADER
+from overlay.framing import FRAME_HEADER_BYTES
+from overlay.messages import Hello, Role
+from runtime.datagrams import HEADER, Seal
 from topology.flow_tap import FlowTap
+from topology.tap import Tap
 
 SYN, ACK, FIN = 0x02, 0x10, 0x01
 
@@ -68,3 +75,23 @@ def test_passes_over_what_is_not_tcp() -> None:
     tap.feed(packet(0, b"x")[:9] + b"\x11" + packet(0, b"x")[10:])
     tap.feed(packet(5, b"data of a connection whose beginning was not seen"))
     assert tap.connections == 0 and tap.tap.bytes == 0
+
+
+def test_sealed_datagrams_are_read_with_the_seal_of_the_handshake() -> None:
+    seals: dict[int, Seal] = {}
+    there, back = Tap(seals), Tap(seals)
+    seal = Seal(7, bytes(range(32)))
+    hello = Hello(Role.EDGE, "a", 1, 10_000_000, datagrams=str(seal))
+    body = encode_batch(0, 1, 0, [Run(1, encode_message(5, 1, 1, 0, b"payload"))])[FRAME_HEADER_BYTES:]
+    header = HEADER.pack(seal.channel, 1)
+    sealed = ChaCha20Poly1305(seal.key).encrypt(
+        bytes(4) + (1).to_bytes(8, "little"), FRAME_HEADER.pack(FRAME, 1) + body, header
+    )
+    # Before the handshake nobody can tell what it is; after it, datagrams go to who said hello.
+    back.feed_datagram(header + sealed)
+    assert back.messages == {}
+    there.stream().feed(encode(hello))
+    back.feed_datagram(header + sealed)
+    assert back.messages == {5: 1} and back.unreadable == 0
+    back.feed_datagram(header + sealed[:-1] + bytes([sealed[-1] ^ 1]))
+    assert back.messages == {5: 1} and back.unreadable == 1
