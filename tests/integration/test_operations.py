@@ -44,6 +44,7 @@ async def test_health_status_and_metrics_of_both_brokers(zookeeper_hosts, chroot
         assert 'isthmus_topic_messages_total{topic="door"} 1.0' in metrics
         assert 'isthmus_link_up{peer="r1"} 1.0' in metrics
     with_labels_unseen = {
+        "isthmus_access_denied_total",
         "isthmus_messages_dropped_total",
         "isthmus_connections_closed_total",
         "isthmus_topic_flagged",

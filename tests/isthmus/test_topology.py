@@ -28,7 +28,15 @@ def run(*arguments: str) -> Result:
 
 def test_lists_what_there_is() -> None:
     names = [item["name"] for item in json.loads(run("list", "--json").output)]
-    assert names == ["frame-edge-cloud", "global", "pubsubcoord-8-cases", "star-8", "two-lans"]
+    assert names == [
+        "frame-edge-cloud",
+        "global",
+        "pubsubcoord-8-cases",
+        "star-8",
+        "two-lans",
+        "wind-farm",
+        "wind-farm-storm",
+    ]
     assert all(name in run("list").output for name in names)
 
 
