@@ -201,7 +201,7 @@ def library() -> dict[str, str]:
     folder = resources.files("topology") / "library"
     return {
         entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name.removesuffix(".yaml"))
         if entry.name.endswith(".yaml")
     }
 
