@@ -290,7 +290,8 @@ class Targets:
         reserve_after_ns: int = 0,
     ) -> Route:
         # A peer is nobody's equal but its own, so peers are good keys.
-        unordered = bool(topic.choices)
+        # What was sent directly alone may still be on its way when the path has been given up.
+        unordered = bool(topic.choices or topic.relied_on)
         key = (peers, topic.requirements, topic if topic.floor_ns else None, unordered, reserve)
         route = self._routes.get(key)
         if route is None:

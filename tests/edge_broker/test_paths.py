@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from overlay.framing import FRAME_HEADER_BYTES
 from overlay.limits import MILLISECOND_NS as MS
 from overlay.outbox import Outbox
 from overlay.paths import BOTH, DIRECT, ROUTING, Choice
@@ -83,6 +84,19 @@ def test_a_link_that_breaks_after_it_was_given_up_loses_nothing(afterwards):
     lan.core.direct_up("e9", Outbox())
     lan.direct_down()
     assert lan.sent_to("r1") == [], "it was not relied on again"
+
+
+@pytest.mark.parametrize(("choice", "marked"), [(DIRECT, True), (ROUTING, False)])
+def test_what_follows_on_the_routing_path_may_not_overtake_what_a_slow_direct_link_still_holds(
+    choice, marked
+):
+    lan = Paths(choice)
+    lan.publish(3)
+    lan.sent_to("r1")
+    lan.choose()  # too much waits for the direct link
+    lan.publish()
+    [frame] = lan.outboxes["r1"].take_frames(10**6, lan.now_ns)
+    assert bool(frame[FRAME_HEADER_BYTES] & UNORDERED) is marked
 
 
 def test_a_link_that_breaks_when_nobody_is_interested_any_more_keeps_nothing():
