@@ -149,7 +149,8 @@ def options(routing: PathView, direct: PathView, deadline_ns: int) -> list[Optio
 def reserve_after_ns(routing: Distribution, direct: Distribution, deadline_ns: int) -> int:
     """The last moment from which the routing path still keeps the deadline, if that is not too early.
 
-    With a distant deadline sooner: once an acknowledgement is long overdue. 0 if a message sent directly cannot be acknowledged by then: it would nearly always be sent twice.
+    With a distant deadline sooner: once an acknowledgement is long overdue. 0 if a message sent directly
+    cannot be acknowledged by then: it would nearly always be sent twice.
     """
     after_ns = deadline_ns - quantile_ns(routing, IN_TIME_WANTED) - RESERVE_MARGIN_NS
     acknowledged_ns = 2 * quantile_ns(direct, 0.99) + RESERVE_MARGIN_NS
