@@ -14,6 +14,7 @@ without a channel at all (a proxy, a firewall, an older peer), every frame goes 
 
 import asyncio
 import logging
+import secrets
 import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -122,11 +123,8 @@ class DatagramPort(asyncio.DatagramProtocol):
         """A host is not reachable: the channel will notice that nothing comes."""
 
     def new_seal(self) -> Seal:
-        """For a handshake."""
-        randomness = self._hub.randomness
-        return Seal(
-            randomness.getrandbits(64), randomness.getrandbits(8 * _KEY_BYTES).to_bytes(_KEY_BYTES, "big")
-        )
+        """For a handshake; never of the hub's randomness, whose seed everybody is told."""
+        return Seal(secrets.randbits(8 * _CHANNEL_BYTES), secrets.token_bytes(_KEY_BYTES))
 
     def open_channel(
         self, connection: "Connection", ours: Seal, theirs: Seal, address: Address | None

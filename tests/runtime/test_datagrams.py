@@ -145,3 +145,16 @@ def test_a_bad_seal_is_none(text: str) -> None:
 def test_a_seal_is_read_back() -> None:
     seal = Seal(2**63 + 5, bytes(range(32)))
     assert Seal.parse(str(seal)) == seal
+
+
+async def test_nobody_who_knows_a_node_can_guess_its_seals(world: World) -> None:
+    node, _, link = await _pair(world)
+    port = _port(node, link)
+    known = random.Random(node.hub.identity.incarnation)  # as told in the handshake and in every frame
+    node.hub.randomness.seed(node.hub.identity.incarnation)
+    guess = Seal(known.getrandbits(64), known.getrandbits(256).to_bytes(32, "big"))
+    assert port.new_seal() != guess
+    node.hub.randomness.seed(1)
+    first = port.new_seal()
+    node.hub.randomness.seed(1)
+    assert port.new_seal() != first
