@@ -1,6 +1,7 @@
 """Connections over real sockets: handshakes, garbage, silence and ends, and what is left afterwards."""
 
 import asyncio
+import contextlib
 import re
 import socket
 import time
@@ -415,6 +416,22 @@ async def test_a_hub_that_closes_while_somebody_connects_leaves_nothing_open(
     assert isinstance(close, Close)
     assert close.reason == "draining"
     assert server.events == []
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_accepted_just_before_the_hub_closes_is_closed_too(
+    world: World, server: Node, turns: int
+) -> None:
+    """Wherever asyncio is with it: the socket waits, is accepted, has a transport, is the hub's."""
+    locator = world.locators["server"]
+    with socket.create_connection((locator.host, locator.port), timeout=PATIENCE_S) as late:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.hub.close()
+        assert server.hub.connection_count == 0
+        with contextlib.suppress(ConnectionResetError):
+            while late.recv(4096):  # the socket is gone, so this ends though the loop stands still
+                pass
 
 
 async def test_closing_a_connection_twice_is_closing_it_once(world: World, server: Node) -> None:
