@@ -14,6 +14,7 @@ without a channel at all (a proxy, a firewall, an older peer), every frame goes 
 
 import asyncio
 import logging
+import secrets
 import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -59,6 +60,11 @@ class Seal(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.channel:016x}{self.key.hex()}"
+
+    @classmethod
+    def new(cls) -> "Seal":
+        """For a handshake. A hub's own randomness will not do: it begins with what every peer is told."""
+        return cls(secrets.randbits(8 * _CHANNEL_BYTES), secrets.token_bytes(_KEY_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> "Seal | None":
@@ -120,13 +126,6 @@ class DatagramPort(asyncio.DatagramProtocol):
 
     def error_received(self, exc: Exception) -> None:
         """A host is not reachable: the channel will notice that nothing comes."""
-
-    def new_seal(self) -> Seal:
-        """For a handshake."""
-        randomness = self._hub.randomness
-        return Seal(
-            randomness.getrandbits(64), randomness.getrandbits(8 * _KEY_BYTES).to_bytes(_KEY_BYTES, "big")
-        )
 
     def open_channel(
         self, connection: "Connection", ours: Seal, theirs: Seal, address: Address | None
