@@ -313,6 +313,12 @@ class Hub:
             _check_certificate(welcome.role, welcome.node, certificate)
         if self.identity.role is not Role.CLIENT:
             self._check_cluster(welcome.cluster)
+        if not 0 <= welcome.datagram_port < 65536:
+            # The socket for datagrams, which all links share, would end with the attempt to send there.
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE,
+                f"datagrams to port {welcome.datagram_port}: it must be at most 65535",
+            )
         self.handler.on_welcome(link, welcome)
 
     def _check_identity(self, hello: Hello, certificate: CertificateName | None) -> Principal:

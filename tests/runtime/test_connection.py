@@ -127,11 +127,12 @@ async def test_an_introduction_that_does_not_fit_is_refused_with_the_reason(
     await bystander.still_works()
 
 
-async def test_a_dialled_peer_of_another_protocol_or_cluster_is_refused(world: World) -> None:
+async def test_a_dialled_peer_whose_answer_does_not_fit_is_refused(world: World) -> None:
     answers = iter(
         [
             Welcome(Role.ROUTER, "r", 5, cluster=CLUSTER, protocol=99),
             Welcome(Role.ROUTER, "r", 5, cluster="other"),
+            Welcome(Role.ROUTER, "r", 5, cluster=CLUSTER, datagram_port=65_536),
         ]
     )
     closes: list[Close | None] = []
@@ -146,8 +147,8 @@ async def test_a_dialled_peer_of_another_protocol_or_cluster_is_refused(world: W
     link = node.link("r", Role.ROUTER)
     dialer = node.hub.dial(link, locator)
     await node.until(lambda: link.is_up)
-    assert [close.reason for close in closes if close] == ["wrong_protocol", "wrong_cluster"]
-    assert "wrong_cluster" in dialer.last_error
+    assert [close.reason for close in closes if close] == ["wrong_protocol", "wrong_cluster", "bad_message"]
+    assert "bad_message: datagrams to port 65536" in dialer.last_error
     assert node.events == [("welcome", "r"), ("up", "r")]
 
 
