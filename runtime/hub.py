@@ -503,7 +503,11 @@ class Dialer:
 
     async def _connect_once(self) -> bool:
         """One connection from dial to end; says whether the handshake succeeded."""
-        address = self.locator if isinstance(self.locator, Locator) else await self.locator()
+        try:
+            address = self.locator if isinstance(self.locator, Locator) else await self.locator()
+        except OSError as error:  # for example a network interface that is gone, perhaps not for good
+            self.last_error = f"no address to dial: {error}"
+            return False
         target = self._proxy or address
         link = self.link
         connects_before = link.connects
