@@ -102,15 +102,15 @@ def _check_losses(
     *,
     ends: bool,
 ) -> list[Violation]:
-    """No more losses in a row than tolerated, from the first message received on."""
+    """No more losses in a row than tolerated, from the first message received or owed on."""
     if qos.loss_tolerance is None:
         return []
     got = sorted({item.sequence for item in subscribed.messages if item.publisher == publisher})
-    if not got:
+    if published.born_ns and published.born_ns[0] >= subscribed.since_ns:
         # A subscriber that came before the first message must have it.
-        if ends or not published.born_ns or published.born_ns[0] < subscribed.since_ns or excuses:
-            return []
-        got = [0]
+        got = [0, *got]
+    if not got:
+        return []
     found: list[Violation] = []
     # What either side sent or should have received when it died is nobody's promise.
     last = got[-1] if ends else len(published.born_ns)

@@ -5,7 +5,8 @@ rows that are later than the window and the allowed delay have been read. Rows t
 still are left out. What was read and told is kept in a checkpoint, so that a watch that is
 stopped goes on where it was.
 
-Within a stream the age bound is the age: to know the true one would mean to keep all messages.
+Within a stream the age bound is the age: to know the true one would mean to keep all messages. Only the
+names of those that crossed a link are kept, for as long as rows may be late, to count each once.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,6 +77,8 @@ def link_windows(rows: DataFrame, window_s: int) -> DataFrame:
     """Per window and link: crossings, percentiles of the link bound, messages that were late already."""
     return (
         rows.where("peer_in IS NOT NULL AND in_ns IS NOT NULL")
+        # A node records what it sends on once for each link; all of that came once.
+        .dropDuplicates(["at", "node", "peer_in", "publisher", "sequence"])
         .groupBy(sf.window("at", f"{window_s} seconds"), sf.concat_ws(" → ", "peer_in", "node").alias("link"))
         .agg(
             sf.count(sf.lit(1)).alias("messages"),

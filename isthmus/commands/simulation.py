@@ -57,6 +57,8 @@ def _show(outcome: Outcome, ablation: str | None) -> None:
         click.echo(f"  {fault}")
     for violation in outcome.violations:
         click.echo(f"  BROKEN {violation}")
+    if outcome.crash:
+        click.echo(f"  cannot be judged: {outcome.crash}")
     if outcome.verdict != "held":
         option = f" --without {ablation}" if ablation else ""
         click.echo(f"  replay: isthmus sim --seed {outcome.seed}{option} --log history.txt")

@@ -6,6 +6,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from overlay.trace import Event
 from spark_analysis.reading import prepare
 from spark_analysis.watch import WatchSettings, start
 from tests.spark_analysis.nodes import MS, QOS, Delays, Overlay
@@ -31,6 +32,16 @@ def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path
     for sequence in range(1, 400):
         late = 100 <= sequence < 110
         overlay.carry(sequence, sequence * 10 * MS, Delays(router=90 * MS) if late else None)
+        # The router sends it to another edge, too.
+        came_ns = sequence * 10 * MS + 13 * MS
+        overlay.router.saw(
+            *(Event.DISPATCHED, 7, sequence),
+            came="edge-plant",
+            went="edge-lab",
+            in_ns=came_ns,
+            out_ns=came_ns + 3 * MS,
+            link_bound_ns=11 * MS,
+        )
     for node in overlay.nodes:
         node.write(traces, 1)
     watch_all()
@@ -42,6 +53,9 @@ def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path
     assert 41 <= topics[0]["p50_ms"] <= 43
     links = [row for kind, row in told if kind == "links"]
     assert {row["link"] for row in links} >= {"pub-1 → edge-plant", "router-1 → edge-office"}
+    # However many peers a node sends a message to, it came once.
+    crossed = [row["messages"] for row in links if row["link"] == "edge-plant → router-1"]
+    assert crossed == [98, 100, 100]
 
     told.clear()
     for sequence in range(400, 800):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from topology.drills.script import Action, Drill, Fault, Whom
-from topology.drills.verdict import DrillResult
+from topology.drills.verdict import DrillResult, Verdict, worst
 
 EVERY_S: Final = 5.0
 JITTER_S: Final = 1.0
@@ -84,7 +84,8 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> str:
     every = [result["totals"] for result in results.values()]
     sums = [sum(found[key] for found in every) for key in ("faults", "delivered", "lost_beyond_tolerance")]
     longest_ms = max((found["longest_gap_ms"] or 0.0 for found in every), default=0.0)
-    lines.append(f"| all | | | {sums[0]} | {sums[1]} | {sums[2]} | {longest_ms} |")
+    verdict = worst(Verdict(result["verdict"]) for result in results.values())
+    lines.append(f"| all | | {verdict} | {sums[0]} | {sums[1]} | {sums[2]} | {longest_ms} |")
     return "\n".join(lines)
 
 

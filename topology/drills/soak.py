@@ -91,3 +91,6 @@ async def soaking(driver: Driver, seed: int) -> AsyncIterator[Soak]:
     finally:
         watching.cancel()
         await asyncio.wait({watching})
+    if not watching.cancelled():
+        # It looked no further: what was not seen may have grown.
+        watching.result()

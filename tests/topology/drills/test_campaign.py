@@ -42,4 +42,4 @@ def test_totals_count_what_every_subscriber_got_and_missed() -> None:
     written = {**result.to_record(), "totals": totals(result)}
     lines = summary({"one": written, "two": written}).splitlines()
     assert lines[2] == "| one | 1 | broken | 1 | 37 | 2 | 12.3 |"
-    assert lines[-1] == "| all | | | 2 | 74 | 4 | 12.3 |"
+    assert lines[-1] == "| all | | broken | 2 | 74 | 4 | 12.3 |"

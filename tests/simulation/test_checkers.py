@@ -1,0 +1,43 @@
+"""Who judges a run notices what was planted."""
+
+import pytest
+
+from overlay.limits import SECOND_NS
+from overlay.qos import TopicQos
+from simulation.checkers import Excuse, check_messages
+from simulation.nodes import History, Published, Received, Subscribed
+
+QOS = {"t": TopicQos(period_ms=1_000, deadline_ms=500, loss_tolerance=1)}
+SENT = 20
+
+
+def _lost(*missing: int, since_s: int = 0, excuses: tuple[Excuse, ...] = ()) -> list[str]:
+    """Message n is born after n seconds; what is promised, broken by a subscriber that misses some."""
+    born_ns = [number * SECOND_NS for number in range(1, SENT + 1)]
+    got = [
+        Received(1, number, at_ns, at_ns, None)
+        for number, at_ns in enumerate(born_ns, 1)
+        if number not in missing
+    ]
+    history = History({1: Published("t", "a", born_ns)}, [Subscribed("t", "b", since_s * SECOND_NS, got)])
+    return [item.promise for item in check_messages(history, QOS, {"a", "b"}, excuses)]
+
+
+@pytest.mark.parametrize(
+    "missing", [(5, 6), (1, 2), (19, 20), tuple(range(1, SENT + 1))], ids=["middle", "first", "last", "all"]
+)
+def test_losses_beyond_the_tolerance_are_noticed(missing: tuple[int, ...]) -> None:
+    assert _lost(*missing) == ["loss"]
+
+
+def test_what_is_tolerated_or_came_before_the_subscriber_is_no_loss() -> None:
+    assert not _lost()
+    assert not _lost(1, 5, 20)
+    assert not _lost(1, 2, 3, since_s=4)
+
+
+def test_an_excuse_covers_its_time_and_no_more() -> None:
+    excuse = Excuse(frozenset({"b"}), 0, 6 * SECOND_NS)
+    assert not _lost(1, 2, 3, 4, 5, 6, excuses=(excuse,))
+    assert _lost(1, 2, 3, 4, 5, 6, 7, 8, excuses=(excuse,)) == ["loss"]
+    assert _lost(*range(1, SENT + 1), excuses=(excuse,)) == ["loss"]
