@@ -112,10 +112,17 @@ class DirectPaths:
     def decide(self) -> None:
         """Choose the paths of every topic."""
         now_ns = self._broker.hub.clock()
+        # Thousands of topics have few different answers, and finding one takes some hundred microseconds.
+        chosen: dict[object, Mapping[str, Choice]] = {}
         for topic in self._topics():
-            choices = {
-                edge: choice for edge in topic.remote_edges if (choice := self._choose(topic, edge, now_ns))
-            }
+            key = (topic.remote_edges, topic.deadline_ns, topic.target, self.policy(topic))
+            choices = chosen.get(key)
+            if choices is None:
+                choices = chosen[key] = {
+                    edge: choice
+                    for edge in topic.remote_edges
+                    if (choice := self._choose(topic, edge, now_ns))
+                }
             if choices != topic.choices:
                 self._broker.core.set_paths(topic, choices)
         for topic in self._broker.core.topics.values():

@@ -153,6 +153,7 @@ class Topic:
         "primary",
         "publishers",
         "qos",
+        "relied_on",
         "remote_edges",
         "requirements",
         "subscribers",
@@ -186,6 +187,8 @@ class Topic:
         """The paths to those of them that are not reached by the routing broker alone."""
         self.direct: tuple[str, ...] = ()
         """Those of them that are sent to directly."""
+        self.relied_on: set[str] = set()
+        """Those that were sent to directly alone since their link came up: it may hold the only copies."""
         self.via_routing = True
         """Messages for other LANs go to the routing broker; if not, every edge gets them directly."""
         self.subscribers_everywhere = 0

@@ -10,6 +10,7 @@ Messages marked UNORDERED travel on several ways, or as datagrams, all the time:
 may be closed. And as every link repairs its losses, it will be, so they are waited for longer.
 """
 
+from heapq import heappop, heappush
 from typing import Final
 
 from edge_broker.dispatch import Dispatch
@@ -31,14 +32,39 @@ _REPAIRED_NS: Final = 2 * SECOND_NS
 """A message lost on a link is sent again within this time."""
 
 
+class _Waiting:
+    """The messages of one publisher that wait, by sequence; they go from the lowest."""
+
+    __slots__ = ("_sequences", "items")
+
+    def __init__(self) -> None:
+        self.items: dict[int, Held] = {}
+        self._sequences: list[int] = []
+        """A heap of the same sequences: thousands may wait when one message has been lost."""
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence that waits."""
+        return self._sequences[0]
+
+    def add(self, sequence: int, item: Held) -> None:
+        """One more that waits."""
+        self.items[sequence] = item
+        heappush(self._sequences, sequence)
+
+    def pop(self) -> Held:
+        """The one with the lowest sequence, which waits no longer."""
+        return self.items.pop(heappop(self._sequences))
+
+
 class Order:
     """Messages that wait for their predecessors."""
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
         self._disturbed_until_ns = 0
-        self.held: dict[int, dict[int, Held]] = {}
-        """By publisher and sequence."""
+        self.held: dict[int, _Waiting] = {}
+        """By publisher."""
         self.held_total = 0
         """Messages ever held back."""
 
@@ -62,7 +88,7 @@ class Order:
         held = self.held.get(publisher_id)
         disturbed = astray or now_ns < self._disturbed_until_ns or held is not None
         if disturbed and history is not None and history.highest and sequence > history.highest + 1:
-            if held is not None and sequence in held:
+            if held is not None and sequence in held.items:
                 self._dispatch.drop(DropReason.DUPLICATE, item.data, 0, item.came, now_ns)
                 return
             until_ns = _held_until(item, now_ns)
@@ -70,12 +96,14 @@ class Order:
             if item.header.urgency & UNORDERED:
                 until_ns = max(until_ns, now_ns + _REORDERED_NS)
                 patient_until_ns = now_ns + _REPAIRED_NS
-            first = min(*held, sequence) if held else sequence
-            if until_ns > now_ns or first - history.highest - 1 > topic.tolerated:
-                self.held.setdefault(publisher_id, {})[sequence] = item._replace(
-                    until_ns=until_ns, patient_until_ns=patient_until_ns
-                )
+            # Where others wait, it takes its place among them: it may not overtake them either.
+            if held is not None or until_ns > now_ns or sequence - history.highest - 1 > topic.tolerated:
+                if held is None:
+                    held = self.held[publisher_id] = _Waiting()
+                held.add(sequence, item._replace(until_ns=until_ns, patient_until_ns=patient_until_ns))
                 self.held_total += 1
+                if until_ns <= now_ns:
+                    self._release_overdue(publisher_id, touched, now_ns)
                 return
         self._deliver_now(publisher_id, sequence, item, touched, now_ns)
         self._release_successors(publisher_id, touched, now_ns)
@@ -83,27 +111,17 @@ class Order:
     def release(self, now_ns: int) -> set[Peer]:
         """Let go of messages that can wait for their predecessors no longer; called every few ms."""
         touched: set[Peer] = set()
-        for publisher_id, held in list(self.held.items()):
-            overdue = [sequence for sequence, item in held.items() if item.until_ns <= now_ns]
-            if not overdue:
-                continue
-            last = max(overdue)
-            for sequence in sorted(sequence for sequence in held if sequence <= last):
-                item = held[sequence]
-                missing = sequence - item.topic.histories[publisher_id].highest - 1
-                if missing > item.topic.tolerated and now_ns < item.patient_until_ns:
-                    break
-                self._deliver_now(publisher_id, sequence, held.pop(sequence), touched, now_ns)
-            self._release_successors(publisher_id, touched, now_ns)
+        for publisher_id in list(self.held):
+            self._release_overdue(publisher_id, touched, now_ns)
         return touched
 
     def shorten(self, topic: Topic, now_ns: int) -> None:
         """The topic's deadline has changed: nothing waits longer than it would have, nor than it may."""
         for held in self.held.values():
-            for sequence, item in held.items():
+            for sequence, item in held.items.items():
                 if item.topic is topic:
                     until_ns = min(item.until_ns, _held_until(item, now_ns))
-                    held[sequence] = item._replace(until_ns=until_ns)
+                    held.items[sequence] = item._replace(until_ns=until_ns)
 
     def _deliver_now(
         self, publisher_id: int, sequence: int, item: Held, touched: set[Peer], now_ns: int
@@ -116,18 +134,41 @@ class Order:
             run = cut_run(1, item.data, 0, len(item.data), item.came)
             dispatch.append(topic.deliver, item.header, run, touched, now_ns)
 
+    def _release_overdue(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
+        """Deliver what can wait no longer, and what waits before it."""
+        held = self.held[publisher_id]
+        if _is_patient(publisher_id, held, now_ns):
+            return
+        last = max((sequence for sequence, item in held.items.items() if item.until_ns <= now_ns), default=0)
+        while held.items and held.first <= last and not _is_patient(publisher_id, held, now_ns):
+            self._deliver_now(publisher_id, held.first, held.pop(), touched, now_ns)
+        self._release_successors(publisher_id, touched, now_ns)
+
     def _release_successors(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
         """Deliver held messages that have no gap before them any more."""
         held = self.held.get(publisher_id)
         if held is None:
             return
-        while held:
-            first = min(held)
-            highest = held[first].topic.histories[publisher_id].highest
-            if first > highest + 1:
+        while held.items:
+            first = held.first
+            if _missing(publisher_id, first, held.items[first]) > 0:
                 return
-            self._deliver_now(publisher_id, first, held.pop(first), touched, now_ns)
+            self._deliver_now(publisher_id, first, held.pop(), touched, now_ns)
         del self.held[publisher_id]
+
+
+def _is_patient(publisher_id: int, held: _Waiting, now_ns: int) -> bool:
+    """The first that waits does so whatever its deadline: too many before it have not come."""
+    item = held.items[held.first]
+    missing = _missing(publisher_id, held.first, item)
+    return missing > item.topic.tolerated and now_ns < item.patient_until_ns
+
+
+def _missing(publisher_id: int, sequence: int, item: Held) -> int:
+    """How many messages before this one have not come."""
+    history = item.topic.histories.get(publisher_id)
+    # Forgotten if the topic's last subscriber left meanwhile and another one came.
+    return 0 if history is None else sequence - history.highest - 1
 
 
 def _held_until(item: Held, now_ns: int) -> int:

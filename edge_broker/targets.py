@@ -145,11 +145,13 @@ class Targets:
         undelivered = _by_publisher(peer.outbox.withdraw())
         again = Resending()
         for topic in self._topics.values():
-            if name not in topic.direct:
+            if name in topic.direct:
+                self.set_paths(topic, topic.choices)
+            # Whatever its path is by now: a link that fails is often given up a moment before it breaks.
+            if name not in topic.relied_on:
                 continue
-            relied_on = not topic.via_routing
-            self.set_paths(topic, topic.choices)
-            if not relied_on:
+            topic.relied_on.remove(name)
+            if not topic.interested_remotely or undelivered.keys().isdisjoint(topic.publishers):
                 continue
             self._recall(topic, undelivered)
             if topic.target is not None and not topic.is_turning:  # else its turn sends everything
@@ -276,6 +278,7 @@ class Targets:
         )
         if topic.via_routing:
             return None, 0
+        topic.relied_on.update(topic.direct)
         moments = [topic.choices[edge].reserve_after_ns for edge in topic.direct]
         return (topic.target, min(moments)) if moments and all(moments) else (None, 0)
 
@@ -287,7 +290,8 @@ class Targets:
         reserve_after_ns: int = 0,
     ) -> Route:
         # A peer is nobody's equal but its own, so peers are good keys.
-        unordered = bool(topic.choices)
+        # What was sent directly alone may still be on its way when the path has been given up.
+        unordered = bool(topic.choices or topic.relied_on)
         key = (peers, topic.requirements, topic if topic.floor_ns else None, unordered, reserve)
         route = self._routes.get(key)
         if route is None:

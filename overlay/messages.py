@@ -83,7 +83,7 @@ class Hello:
     token: str = field(default="", repr=False)
     """Of a client without a certificate: what proves who it is."""
     protocol: int = PROTOCOL_VERSION
-    datagrams: str = ""
+    datagrams: str = field(default="", repr=False)
     """How to seal datagrams to the sender (`runtime.datagrams`); empty: it takes none."""
 
 
@@ -103,7 +103,7 @@ class Welcome:
     drift_ppm: int = DRIFT_PPM
     """Most that the sender's clock drifts against real time."""
     protocol: int = PROTOCOL_VERSION
-    datagrams: str = ""
+    datagrams: str = field(default="", repr=False)
     """How to seal datagrams to the sender; empty: it takes none on this link."""
     datagram_port: int = 0
     """Where it takes them, on the host that was dialled."""

@@ -36,6 +36,8 @@ NODE_NS: Final = 2 * MILLISECOND_NS
 """Allowed for each node on the way besides the links."""
 RESERVE_MARGIN_NS: Final = 15 * MILLISECOND_NS
 """Acknowledgements are collected for a loop tick, and timers may be late."""
+RESERVE_MOST_NS: Final = SECOND_NS
+"""However far the deadline is: until then the ingress keeps every message for the other path in memory."""
 CHEAPER_AFTER_NS: Final = 3 * SECOND_NS
 CHEAPER_AFTER_MOST_NS: Final = 600 * SECOND_NS
 SOON_NS: Final = 60 * SECOND_NS
@@ -147,11 +149,14 @@ def options(routing: PathView, direct: PathView, deadline_ns: int) -> list[Optio
 def reserve_after_ns(routing: Distribution, direct: Distribution, deadline_ns: int) -> int:
     """The last moment from which the routing path still keeps the deadline, if that is not too early.
 
-    0 if a message sent directly cannot be acknowledged by then: it would nearly always be sent twice.
+    With a distant deadline sooner: once an acknowledgement is long overdue. 0 if a message sent directly
+    cannot be acknowledged by then: it would nearly always be sent twice.
     """
     after_ns = deadline_ns - quantile_ns(routing, IN_TIME_WANTED) - RESERVE_MARGIN_NS
     acknowledged_ns = 2 * quantile_ns(direct, 0.99) + RESERVE_MARGIN_NS
-    return after_ns if after_ns >= acknowledged_ns else 0
+    if after_ns < acknowledged_ns:
+        return 0
+    return min(after_ns, max(acknowledged_ns, RESERVE_MOST_NS))
 
 
 def best(found: Sequence[Option], wanted: float) -> Option:

@@ -305,7 +305,7 @@ class Connection(asyncio.Protocol):
             hello = self.hub.hello_for(self.link)
             port = self.hub.datagrams_for(self.link)
             if port is not None and self._proxied is None:
-                self._seal = Seal.new()
+                self._seal = port.new_seal()
                 hello = replace(hello, datagrams=str(self._seal))
             self._write(encode(hello))
         else:
@@ -371,7 +371,7 @@ class Connection(asyncio.Protocol):
         theirs = Seal.parse(hello.datagrams)
         if port is None or theirs is None:
             return welcome
-        ours = Seal.new()
+        ours = port.new_seal()
         self.channel = port.open_channel(self, ours, theirs, None)
         return replace(welcome, datagrams=str(ours), datagram_port=port.port)
 

@@ -62,11 +62,6 @@ class Seal(NamedTuple):
         return f"{self.channel:016x}{self.key.hex()}"
 
     @classmethod
-    def new(cls) -> "Seal":
-        """For a handshake. A hub's own randomness will not do: it begins with what every peer is told."""
-        return cls(secrets.randbits(8 * _CHANNEL_BYTES), secrets.token_bytes(_KEY_BYTES))
-
-    @classmethod
     def parse(cls, text: str) -> "Seal | None":
         """Read it back; None if it is nothing of the kind."""
         try:
@@ -126,6 +121,10 @@ class DatagramPort(asyncio.DatagramProtocol):
 
     def error_received(self, exc: Exception) -> None:
         """A host is not reachable: the channel will notice that nothing comes."""
+
+    def new_seal(self) -> Seal:
+        """For a handshake; never of the hub's randomness, whose seed everybody is told."""
+        return Seal(secrets.randbits(8 * _CHANNEL_BYTES), secrets.token_bytes(_KEY_BYTES))
 
     def open_channel(
         self, connection: "Connection", ours: Seal, theirs: Seal, address: Address | None

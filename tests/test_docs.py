@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from overlay.errors import CloseReason
-from overlay.messages import FrameKind
+from overlay.messages import PROTOCOL_VERSION, FrameKind
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = "overlay|runtime|coordinator|clients|edge_broker|routing_broker|topology|spark_analysis|isthmus"
@@ -49,6 +49,12 @@ def test_every_frame_is_documented():
     text = (ROOT / "docs/wire.md").read_text()
     for kind in FrameKind:
         assert re.search(rf"^\| {kind.value} \| {kind.name} \|", text, re.MULTILINE), kind.name
+
+
+def test_the_version_of_the_protocol_is_documented():
+    text = (ROOT / "docs/wire.md").read_text()
+    assert f"\nVersion {PROTOCOL_VERSION}. " in text
+    assert f"| `protocol` | u64 | {PROTOCOL_VERSION} |" in text
 
 
 def test_every_link_between_documents_leads_somewhere():

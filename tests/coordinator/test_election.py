@@ -310,6 +310,8 @@ async def test_a_stopped_process_notices_by_its_lease_when_it_wakes(
         async def read() -> None:
             assert process.stdout is not None
             async for line in process.stdout:
+                if not line.endswith(b"\n"):
+                    return  # it was killed while it wrote
                 epoch, at_ns = line.split()
                 acts.append((int(epoch), int(at_ns)))
 

@@ -1,5 +1,7 @@
 """Order at the egress when copies race after a change of routing brokers."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,3 +155,39 @@ def test_a_message_known_to_be_old_does_not_overtake_one_of_unknown_age_before_i
             egress.core.add_endpoint(other, EndpointKind.SUBSCRIBER, 6, egress.topic)
             resubscribes = False
     assert egress.delivered() == [1, 2]
+
+
+def test_what_comes_too_late_to_wait_does_not_overtake_those_that_wait():
+    egress = Egress(deadline_ms=50, loss_tolerance=1)
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    late_ns = NOW - 100 * MS
+    assert egress.receive(5, 7, born_ns=late_ns) == [], "too many before them are missing"
+    assert egress.receive(3, 9, born_ns=late_ns) == [3, 5, 7, 9]
+    assert "late" not in egress.core.statistics().dropped
+    assert not egress.core.has_held
+
+
+def test_messages_that_wait_while_the_subscribers_change_do_no_harm():
+    egress = Egress(deadline_ms=100)
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    assert egress.receive(3, 5) == []
+    egress.core.remove_endpoint(egress.client, 5, NOW)
+    egress.core.add_endpoint(egress.client, EndpointKind.SUBSCRIBER, 6, egress.topic)
+    egress.core.release_held(NOW + SECOND_NS)
+    assert not egress.core.has_held
+    assert egress.receive(6, now_ns=NOW + SECOND_NS) == [3, 5, 6]
+
+
+def test_thousands_may_wait_for_one():
+    egress = Egress(deadline_ms=100)
+    egress.receive(1)
+    egress.core.router_up("r1", Outbox(), NOW)
+    egress.core.router_down("r1", NOW)
+    sequences = list(range(3, 3_003))
+    random.Random(1).shuffle(sequences)
+    assert egress.receive(*sequences) == []
+    assert egress.receive(2) == list(range(2, 3_003))

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from overlay.framing import FRAME_HEADER_BYTES
 from overlay.limits import MILLISECOND_NS as MS
 from overlay.outbox import Outbox
 from overlay.paths import BOTH, DIRECT, ROUTING, Choice
@@ -63,11 +64,56 @@ def test_one_edge_that_is_not_reached_directly_makes_the_routing_path_needed():
 def test_what_a_direct_link_had_not_delivered_goes_to_the_routing_broker_in_order():
     lan = Paths(DIRECT)
     lan.publish(3)
-    lan.directly()  # written, never acknowledged
+    lan.direct.take_frames(10**6, lan.now_ns)  # written, never acknowledged
     lan.publish(2)
     lan.direct_down()
     lan.publish()
     assert lan.sent_to("r1") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("afterwards", [{}, {"e9": ROUTING}, {"e9": BOTH}])
+def test_a_link_that_breaks_after_it_was_given_up_loses_nothing(afterwards):
+    lan = Paths(DIRECT)
+    lan.publish(20)
+    lan.direct.take_frames(10**6, lan.now_ns)  # written, never acknowledged
+    lan.choose(**afterwards)
+    lan.publish()
+    assert lan.sent_to("r1") == [21]
+    lan.direct_down()
+    assert set(lan.sent_to("r1")) >= set(range(1, 21))
+    lan.core.direct_up("e9", Outbox())
+    lan.direct_down()
+    assert lan.sent_to("r1") == [], "it was not relied on again"
+
+
+@pytest.mark.parametrize(("choice", "marked"), [(DIRECT, True), (ROUTING, False)])
+def test_what_follows_on_the_routing_path_may_not_overtake_what_a_slow_direct_link_still_holds(
+    choice, marked
+):
+    lan = Paths(choice)
+    lan.publish(3)
+    lan.sent_to("r1")
+    lan.choose()  # too much waits for the direct link
+    lan.publish()
+    [frame] = lan.outboxes["r1"].take_frames(10**6, lan.now_ns)
+    assert bool(frame[FRAME_HEADER_BYTES] & UNORDERED) is marked
+
+
+def test_a_link_that_breaks_when_nobody_is_interested_any_more_keeps_nothing():
+    lan = Paths(DIRECT)
+    lan.publish(3)
+    lan.interest()
+    lan.direct_down()
+    lan.interest(REMOTE)
+    assert lan.sent_to("r1") == []
+
+
+def test_a_link_that_breaks_when_all_was_acknowledged_has_nothing_sent_again():
+    lan = Paths(DIRECT)
+    lan.publish(3)
+    lan.direct.acknowledge(len(lan.direct.take_frames(10**6, lan.now_ns)))
+    lan.direct_down()
+    assert lan.sent_to("r1") == []
 
 
 def test_more_than_is_retained_can_be_on_its_way_directly():

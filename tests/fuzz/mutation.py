@@ -33,10 +33,13 @@ class Mutator:
         assert corpus
         self._corpus = list(corpus)
         self._rng = rng
+        self._unchanged = iter(self._corpus)
 
     def next(self) -> bytes:
-        """An input: an example changed in a few places, or, seldom, plain noise."""
+        """An input: first every example as it is, then one changed in a few places or, seldom, noise."""
         rng = self._rng
+        if (example := next(self._unchanged, None)) is not None:
+            return example
         kind = rng.random()
         if kind < 0.05:
             return rng.randbytes(rng.choice((0, 1, 4, 5, 17, 64, 300)))

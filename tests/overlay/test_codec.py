@@ -248,3 +248,10 @@ def test_a_deeply_nested_value_within_the_handshake_limit_is_refused_shortly(dep
 )
 def test_exotic_msgpack_is_refused(value: bytes) -> None:
     assert _decode_or_refuse(FrameKind.CLOSE, b"\x81" + msgpack.packb("reason") + value) is None
+
+
+def test_secrets_are_not_shown_when_a_message_is():
+    hello = Hello(Role.EDGE, "e1", 1, 10**7, token="a token", datagrams="a key")
+    welcome = Welcome(Role.ROUTER, "r1", 1, datagrams="a key")
+    assert "e1" in repr(hello) and "r1" in repr(welcome)
+    assert not any(secret in repr((hello, welcome)) for secret in ("a token", "a key"))

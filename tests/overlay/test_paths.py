@@ -9,6 +9,8 @@ from overlay.limits import SECOND_NS
 from overlay.paths import (
     BOTH,
     DIRECT,
+    RESERVE_MARGIN_NS,
+    RESERVE_MOST_NS,
     ROUTING,
     Decider,
     LinkView,
@@ -75,6 +77,15 @@ def test_a_reserve_where_the_deadline_leaves_time_for_it():
     # The routing path takes 287 ms, and 15 are kept for acknowledgements and timers.
     assert choice.reserve_after_ns == (1_000 - 287 - 15) * MS
     assert reserve_after_ns(routing.delays, direct.delays, 600 * MS) == 0
+
+
+def test_a_distant_deadline_does_not_keep_messages_in_reserve_until_then():
+    routing, direct = _paths(5)
+    hour_ns = 3_600 * SECOND_NS
+    assert reserve_after_ns(routing.delays, direct.delays, hour_ns) == RESERVE_MOST_NS
+    by_satellite = PathView((LinkView(((800 * MS, 1.0),)),)).delays
+    acknowledged_ns = 2 * (800 + 2) * MS + RESERVE_MARGIN_NS
+    assert reserve_after_ns(routing.delays, by_satellite, hour_ns) == acknowledged_ns
 
 
 def test_what_is_not_measured_is_not_relied_on():
