@@ -25,7 +25,7 @@ from clients.tracing import ClientTracing
 from overlay.batch import Run, decode_batch_header, decode_messages, encode_message
 from overlay.delay import add_shifts, age_bound_ns, link_bound_ns
 from overlay.discovery import DISCOVERY_GROUP, DISCOVERY_PORT
-from overlay.errors import CloseReason, ProtocolError
+from overlay.errors import CloseReason, InvalidNameError, ProtocolError
 from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM, ENDPOINT_ID_MAX, MIB
 from overlay.locator import Locator
 from overlay.messages import (
@@ -214,9 +214,7 @@ class Client:
             return
         if isinstance(endpoint, Publisher) and self._link.is_up:
             await self.flush()
-        self._endpoints.pop(endpoint.endpoint_id, None)
-        if isinstance(endpoint, Subscription) and endpoint in self._topics.get(endpoint.topic_id, ()):
-            self._topics[endpoint.topic_id].remove(endpoint)
+        self._forget(endpoint)
         self._link.send(Undeclare(endpoint.endpoint_id))
         endpoint.end(ClosedError(f"the endpoint on {endpoint.topic} has been closed"))
 
@@ -273,12 +271,15 @@ class Client:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"a {welcome.role} answers, expected an edge")
         if self._cluster and welcome.cluster != self._cluster:
             raise ProtocolError(CloseReason.WRONG_CLUSTER, "this edge belongs to another cluster than before")
+        try:
+            others = [Locator.parse(edge) for edge in welcome.edges]
+        except InvalidNameError as error:
+            raise ProtocolError(CloseReason.BAD_MESSAGE, str(error)) from error
         self._cluster = welcome.cluster
         self.edge = welcome.node
         self.lan = welcome.lan
         if self._tracing is not None:
             self._tracing.welcome(welcome.node, welcome.lan)
-        others = [Locator.parse(edge) for edge in welcome.edges]
         self._candidates = list(dict.fromkeys([*self._given, *self._candidates, *others]))
 
     def on_link_up(self, link: Link) -> None:
@@ -372,7 +373,8 @@ class Client:
         try:
             await endpoint.wait_declared()
         except BaseException:
-            if self._endpoints.pop(endpoint.endpoint_id, None) is not None:
+            if endpoint.endpoint_id in self._endpoints:
+                self._forget(endpoint)
                 self._link.send(Undeclare(endpoint.endpoint_id))
             self._undeclared.discard(endpoint.endpoint_id)
             self._release_when_declared()
@@ -396,11 +398,19 @@ class Client:
         if endpoint is not None:
             if not endpoint.refuse(RefusedError(message.code, message.reason)):
                 return
-            del self._endpoints[message.endpoint]
+            self._forget(endpoint)
         self._undeclared.discard(message.endpoint)
         if isinstance(endpoint, Publisher) and endpoint.sequence:
             self._drop_messages_of(message.endpoint)
         self._release_when_declared()
+
+    def _forget(self, endpoint: _Endpoint) -> None:
+        """No message goes to the endpoint any more."""
+        self._endpoints.pop(endpoint.endpoint_id, None)
+        if isinstance(endpoint, Subscription):
+            if endpoint in self._topics.get(endpoint.topic_id, ()):
+                self._topics[endpoint.topic_id].remove(endpoint)
+            self.resume_reading()  # the others need not wait for it any more
 
     def _drop_messages_of(self, publisher: int) -> None:
         """An edge refused, after a reconnect, a publisher whose messages still wait."""

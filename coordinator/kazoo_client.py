@@ -283,13 +283,22 @@ def _connect_encrypted(
 def _poll(
     readable: Sequence[Any], writable: Sequence[Any], _: Sequence[Any], timeout_s: float | None = None
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """What `select.select` does, for file descriptors of any number."""
+    """What `select.select` does, for file descriptors of any number.
+
+    Of an encrypted record that holds several answers, all but the first are not in the kernel any more:
+    waiting for the socket would leave them until something else arrives.
+    """
     poll = select.poll()
+    decrypted = {
+        waiting.fileno() for waiting in readable if isinstance(waiting, ssl.SSLSocket) and waiting.pending()
+    }
+    if decrypted:
+        timeout_s = 0
     for waiting in readable:
         poll.register(waiting, select.POLLIN)
     for waiting in writable:
         poll.register(waiting, select.POLLOUT)
-    ready = {number for number, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+    ready = decrypted | {number for number, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
     return (
         [waiting for waiting in readable if waiting.fileno() in ready],
         [waiting for waiting in writable if waiting.fileno() in ready],

@@ -169,7 +169,7 @@ class EdgeBroker:
     async def drain(self) -> None:
         """Send clients to other edges, then let everything that waits go out."""
         self._draining = True
-        self.hub.stop_accepting()
+        await self.hub.stop_accepting()
         if self._announcer is not None:
             self._announcer.close()
         for link in list(self._links.values()):

@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
             self._state = State.AWAIT_HELLO
 
     def _decrypt(self, tls: TlsChannel, data: bytes) -> bytes:
-        if tls.is_fresh and len(data) > 1 and not speaks_tls(data):
+        if tls.is_fresh and len(data) > 2 and not speaks_tls(data):
             self._tls, self._state = None, State.AWAIT_HELLO  # so that the peer can read the answer
             raise ProtocolError(CloseReason.TLS_FAILED, "only TLS is spoken here: give certificates")
         plain = tls.decrypt(data)

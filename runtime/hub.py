@@ -50,7 +50,7 @@ CLIENT_HEARTBEAT_NS: Final = 200 * MILLISECOND_NS
 """Heartbeat interval between a client and its edge broker."""
 CLIENT_SILENCE_NS: Final = 2 * SECOND_NS
 _ACCEPTING_TURNS: Final = 3
-"""Loop turns after which asyncio has told us of a socket it had accepted before the server closed."""
+"""Loop turns after which asyncio has told us of a socket it has accepted."""
 _ACCEPTED_AT_A_TIME: Final = 16
 """Connections accepted in one turn of the loop: a crowd at the door must not keep messages waiting."""
 _WAITING_MOST: Final = 1024
@@ -203,15 +203,22 @@ class Hub:
         if self._dialers.get(dialer.link.key) is dialer:
             del self._dialers[dialer.link.key]
 
-    def stop_accepting(self) -> None:
+    async def stop_accepting(self) -> None:
         """Refuse new connections; the open ones go on."""
-        if self._server is not None:
-            self._server.close()
+        if self._server is None:
+            return
+        listening = [each.fileno() for each in self._server.sockets if each.fileno() >= 0]
+        for number in listening:
+            self.loop.remove_reader(number)
+        if listening:
+            # What asyncio has accepted and not handed over when its server closes stays open for ever.
+            await _accepted_arrive()
+        self._server.close()
 
     async def close(self, reason: CloseReason = CloseReason.GOODBYE, detail: str = "") -> None:
         """Close everything; returns when all sockets are gone."""
         self._closing = True
-        self.stop_accepting()
+        await self.stop_accepting()
         await asyncio.gather(*(dialer.stop(reason, detail) for dialer in list(self._dialers.values())))
         for connection in list(self._connections):
             connection.close(reason, detail)
@@ -222,8 +229,7 @@ class Hub:
             await self._datagrams.close()
         if self._server is not None:
             await self._server.wait_closed()
-        for _ in range(_ACCEPTING_TURNS):
-            await asyncio.sleep(0)
+        await _accepted_arrive()
         if self._sockets:
             self._all_gone = self.loop.create_future()
             await self._all_gone
@@ -307,6 +313,12 @@ class Hub:
             _check_certificate(welcome.role, welcome.node, certificate)
         if self.identity.role is not Role.CLIENT:
             self._check_cluster(welcome.cluster)
+        if not 0 <= welcome.datagram_port < 65536:
+            # The socket for datagrams, which all links share, would end with the attempt to send there.
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE,
+                f"datagrams to port {welcome.datagram_port}: it must be at most 65535",
+            )
         self.handler.on_welcome(link, welcome)
 
     def _check_identity(self, hello: Hello, certificate: CertificateName | None) -> Principal:
@@ -491,7 +503,11 @@ class Dialer:
 
     async def _connect_once(self) -> bool:
         """One connection from dial to end; says whether the handshake succeeded."""
-        address = self.locator if isinstance(self.locator, Locator) else await self.locator()
+        try:
+            address = self.locator if isinstance(self.locator, Locator) else await self.locator()
+        except OSError as error:  # for example a network interface that is gone, perhaps not for good
+            self.last_error = f"no address to dial: {error}"
+            return False
         target = self._proxy or address
         link = self.link
         connects_before = link.connects
@@ -514,6 +530,12 @@ class Dialer:
             self._connection = None
         self.last_error = f"{target}: {reason}: {detail}"
         return link.connects > connects_before
+
+
+async def _accepted_arrive() -> None:
+    """Wait until asyncio has told us of every socket it has accepted."""
+    for _ in range(_ACCEPTING_TURNS):
+        await asyncio.sleep(0)
 
 
 def _lengthen_queue(listening: int) -> None:

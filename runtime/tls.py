@@ -124,8 +124,12 @@ def _context(protocol: int, folder: Path, files: str) -> ssl.SSLContext:
 
 
 def speaks_tls(data: bytes) -> bool:
-    """Whether the first bytes of a connection are TLS rather than a frame of ours."""
-    return len(data) >= 2 and data[0] in {_RECORD_HANDSHAKE, _RECORD_ALERT} and data[1] == 3
+    """Whether the first bytes of a connection are TLS rather than a frame of ours.
+
+    A record of TLS begins with its kind and a version, 3.1 or above. A frame begins with its length,
+    which before the handshake is far too small to have a third byte.
+    """
+    return len(data) > 2 and data[0] in {_RECORD_HANDSHAKE, _RECORD_ALERT} and data[1] == 3 and data[2] > 0
 
 
 class TlsChannel:

@@ -104,6 +104,18 @@ async def test_a_subscriber_that_waits_loses_nothing(lan):
     assert subscription.statistics().lost == 0
 
 
+async def test_a_full_subscription_that_is_closed_holds_up_no_other(lan):
+    sender, receiver = await lan.client("ea"), await lan.client("ea")
+    full, other = await receiver.subscribe("fast"), await receiver.subscribe("calm")
+    fast, calm = await sender.publisher("fast"), await sender.publisher("calm")
+    for _ in range(QUEUE_MAX_MESSAGES // 1000 + 20):
+        await fast.publish_many([b"x"] * 1000)
+    await eventually(lambda: full.is_full, "the queue is full")
+    await calm.publish(b"behind it")
+    await full.close()
+    assert (await other.receive(10)).payload == b"behind it"
+
+
 async def test_a_subscriber_may_drop_the_oldest_instead(lan):
     client = await lan.client("ea")
     subscription = await client.subscribe("fast", overflow=Overflow.DROP_OLDEST)

@@ -1,7 +1,9 @@
 """A real ZooKeeper that does not let everybody in: access lists, digest credentials, TLS, forged epochs."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +20,14 @@ from coordinator import (
     ZooKeeperSecurity,
     ZooKeeperStartError,
 )
+from coordinator.kazoo_client import _poll
 from coordinator.paths import topic_path
 from coordinator.records import EpochRecord, TopicRecord
 from overlay.messages import Role
 from overlay.qos import TopicQos
 from runtime.certificates import make_authority, make_certificate, make_server_certificate
 from runtime.errors import ConfigurationError
-from runtime.tls import CertificateName
+from runtime.tls import CertificateName, Tls
 from tests.coordinator.faults import eventually
 
 pytestmark = pytest.mark.integration
@@ -41,6 +44,24 @@ async def session_of(hosts: str, chroot: str, security: ZooKeeperSecurity) -> As
         yield session
     finally:
         await session.close()
+
+
+def test_a_second_answer_in_one_encrypted_record_does_not_wait_for_a_third(certificates: Path) -> None:
+    """ZooKeeper may put several answers into one record; after the first nothing is left in the kernel."""
+    tls = Tls.of_broker(certificates, Role.EDGE, "server")
+    assert tls.accepting is not None
+    near, far = socket.socketpair()
+    near.settimeout(10)
+    far.settimeout(10)
+    with ThreadPoolExecutor(1) as other:
+        accepting = other.submit(tls.accepting.wrap_socket, far, server_side=True)
+        with tls.dialling.wrap_socket(near) as client, accepting.result(10) as server:
+            server.sendall(b"first second")
+            assert _poll([client], [], [], 10) == ([client], [], [])
+            assert client.recv(6) == b"first "
+            assert _poll([client], [], [], 0.05) == ([client], [], [])
+            assert client.recv(6) == b"second"
+            assert _poll([client], [], [], 0.05) == ([], [], [])
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=["nobody", "wrong password", "another user"])

@@ -41,6 +41,22 @@ async def test_an_impossible_host_is_an_error_of_the_dialer_and_not_its_end(worl
     await dialer.stop()
 
 
+async def test_an_address_that_cannot_be_asked_for_is_asked_for_again(world: World, server: Node) -> None:
+    node = await world.node("a")
+    link = node.link("server")
+    failures = iter([OSError("no such interface"), OSError("no such interface")])
+
+    async def choose() -> Locator:
+        for failure in failures:
+            raise failure
+        return world.locators["server"]
+
+    dialer = node.hub.dial(link, choose)
+    await node.until(lambda: bool(dialer.last_error))
+    assert dialer.last_error == "no address to dial: no such interface"
+    await node.until(lambda: link.is_up)
+
+
 async def test_a_stopped_dialer_makes_room_for_another(world: World, server: Node) -> None:
     node = await world.node("a")
     link = await world.connect(node, server)

@@ -11,9 +11,9 @@ import pytest
 
 from overlay.codec import decode, encode
 from overlay.errors import CloseReason, ProtocolError
-from overlay.framing import FrameReader
-from overlay.limits import TLS_HANDSHAKE_MAX_BYTES
-from overlay.messages import Close, Hello, Role, Welcome
+from overlay.framing import FrameReader, frame
+from overlay.limits import HANDSHAKE_FRAME_MAX_BYTES, TLS_HANDSHAKE_MAX_BYTES
+from overlay.messages import Close, FrameKind, Hello, Role, Welcome
 from runtime.certificates import make_authority, make_certificate
 from runtime.connection import _NOT_SENT_LOW_WATER_BYTES, Connection
 from runtime.errors import ConfigurationError
@@ -312,6 +312,8 @@ def test_what_may_come_before_the_peer_is_known_is_bounded(certificates: Path) -
 
 def test_frames_are_not_taken_for_tls() -> None:
     assert not speaks_tls(encode(Hello(Role.EDGE, "a", 1, 10**7)))
+    for length in range(HANDSHAKE_FRAME_MAX_BYTES):
+        assert not speaks_tls(frame(FrameKind.HELLO, bytes(length)))
     assert speaks_tls(b"\x16\x03\x01\x00")
 
 
