@@ -298,6 +298,10 @@ class Hub:
                 f"heartbeat every {hello.heartbeat_ns} ns: "
                 f"it must be between {MILLISECOND_NS} and {HEARTBEAT_INTERVAL_MAX_NS}",
             )
+        if hello.incarnation < 1:  # a link to a peer that is not known yet has 0
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE, f"incarnation {hello.incarnation}: it must be above 0"
+            )
         principal = self._check_identity(hello, certificate)
         link, welcome = self.handler.admit(hello)
         if link.principal is not None and link.principal.name != principal.name:
