@@ -239,6 +239,11 @@ class Hub:
         """Connections in any state."""
         return len(self._connections)
 
+    @property
+    def datagrams_rejected(self) -> int:
+        """Datagrams of unknown channels, forged or replayed."""
+        return self._datagrams.rejected if self._datagrams is not None else 0
+
     # Called by connections
 
     def hello_for(self, link: Link) -> Hello:
