@@ -201,6 +201,8 @@ async def _hostile_peer(attack: str, locator: str, count: int) -> AsyncIterator[
             if (await process.stdout.readline()).strip() != b"ready":
                 raise DriverError(f"the hostile peer {attack} did not get going")
         yield
+        if process.returncode is not None:
+            raise DriverError(f"the hostile peer {attack} ended by itself: others had peace")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

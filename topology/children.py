@@ -136,7 +136,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens if the process has ended."""
         if self._handle >= 0:
-            if number is signal.SIGKILL:
+            if number is signal.SIGKILL and self.is_alive:
                 self._ended_by_us = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
@@ -147,7 +147,9 @@ class Child:
         await self._wait(STOP_TIMEOUT_S)
 
     async def drain(self, timeout_s: float) -> None:
-        """Ask the process to hand over and end; raises DriverError if it does not in time."""
+        """Ask the process to hand over and end; raises DriverError if it does not in time, or had before."""
+        if not self.is_alive:
+            raise self.failure(f"had ended with {self._exit_text()} before it was asked to")
         self._ended_by_us = True
         self.signal(signal.SIGTERM)
         if not await self._wait(timeout_s):

@@ -86,6 +86,8 @@ class LocalDriver(Driver):
         self._environment: dict[str, str] = {}
         """What all brokers and applications find in their environment besides ours."""
         self._zookeeper_killed: set[int] = set()
+        self._crashed: list[str] = []
+        """Brokers that had ended by themselves when they were started again."""
 
     # What a driver says
 
@@ -145,6 +147,8 @@ class LocalDriver(Driver):
         if node.is_alive:
             raise DriverError(f"{name} runs already: kill it before it is started again")
         if node.child is not None:
+            if node.child.died_unasked:
+                self._crashed.append(name)
             await node.child.stop()
         # A broker that comes back is found where it was.
         listen = node.locator or f"{node.host}:0"
@@ -293,7 +297,7 @@ class LocalDriver(Driver):
         """Processes that ended although nobody made them."""
         children = [*self._helpers, *self._wan_processes()]
         children += [node.child for node in self._nodes.values() if node.child is not None]
-        dead = [child.name for child in children if child.died_unasked]
+        dead = self._crashed + [child.name for child in children if child.died_unasked]
         members = [m for m in self._zookeeper.members if m.index not in self._zookeeper_killed]
         dead += [f"zookeeper-{m.index + 1}" for m in members if not m.alive]
         return dead

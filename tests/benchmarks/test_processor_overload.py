@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import pytest
+
+from benchmarks.frame_testbed import Setup
 from benchmarks.frame_workload import CATEGORIES, categories_of
-from benchmarks.processor_overload import _categories, summary
+from benchmarks.processor_overload import Settings, _categories, _check_overloaded, summary
+from topology.errors import DriverError
 
 TOPICS = 55
 
@@ -51,3 +55,10 @@ def test_the_summary_names_a_broken_promise() -> None:
     assert "A PROMISE BROKEN" in text
     assert "| 0 | 200 | 50.0 | 0 | 0 | 100.0 | 1.0 | 50 |" in text
     assert "edge-a shed_tolerated: 3" in text
+
+
+def test_a_broker_that_bears_its_load_shows_nothing() -> None:
+    settings = Settings(Setup(TOPICS, "frame"), factor=1.5)
+    assert _check_overloaded(1_500.0, 1_000.0, settings) == 1.5
+    with pytest.raises(DriverError, match=r"offered 1\.00 times what it passed, 1\.5 times were asked for"):
+        _check_overloaded(1_500.0, 1_500.0, settings)

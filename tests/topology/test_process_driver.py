@@ -133,6 +133,16 @@ async def _obeys(driver: ProcessDriver) -> None:
     with pytest.raises(DriverError, match=r"there is no broker nobody: use one of router-1, a-1"):
         await driver.freeze("nobody")
 
+    # What crashes is not forgotten, neither because it is killed or drained afterwards nor started again.
+    os.kill(driver.pid_of("router-1"), signal.SIGKILL)
+    assert await wait_until(lambda: not driver.nodes["router-1"].is_alive, 5.0)
+    await driver.kill("router-1")
+    with pytest.raises(DriverError, match="router-1 had ended with SIGKILL before"):
+        await driver.drain("router-1")
+    assert driver.died_unasked() == ["router-1"]
+    await driver.start_node("router-1")
+    assert driver.died_unasked() == ["router-1"]
+
 
 async def _bash(line: str) -> int:
     process = await asyncio.create_subprocess_exec("bash", "-c", line, stderr=asyncio.subprocess.DEVNULL)

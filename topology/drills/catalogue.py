@@ -101,7 +101,7 @@ _DRILLS: Final = (
     Drill(
         "slow-link",
         "a LAN's link takes ten times as long for five seconds",
-        "deadlines are missed, nothing beyond the tolerance is lost",
+        "deadlines may be missed, nothing beyond the tolerance is lost",
         (Fault(Action.SLOW, Whom.LAN, lasts_s=5),),
     ),
     Drill(
