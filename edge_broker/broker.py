@@ -114,6 +114,7 @@ class EdgeBroker:
         """The routing brokers of our topics."""
         self._unneeded_since_ns: dict[str, int] = {}
         self._paused: set[Link] = set()
+        self._letting_go: asyncio.TimerHandle | None = None
         self._releasing: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
@@ -186,9 +187,7 @@ class EdgeBroker:
         """End everything; what others hold of us in ZooKeeper goes too."""
         if self._announcer is not None:
             self._announcer.close()
-        if self._releasing is not None:
-            self._releasing.cancel()
-        for waiting in (self._settling, self._turning, self._gathering):
+        for waiting in (self._releasing, self._settling, self._turning, self._gathering, self._letting_go):
             if waiting is not None:
                 waiting.cancel()
         await self.background.close()
@@ -444,8 +443,8 @@ class EdgeBroker:
             peer.outbox.load_bytes > OUTBOX_SOFT_BYTES and peer.name.startswith(Role.ROUTER)
             for peer in touched
         ):
-            if not self._paused:
-                self.hub.loop.call_later(_BACKPRESSURE_CHECK_S, self._let_go)
+            if self._letting_go is None:
+                self._letting_go = self.hub.loop.call_later(_BACKPRESSURE_CHECK_S, self._let_go)
             self._paused.add(link)
             if link.connection is not None:
                 link.connection.pause_reading()
@@ -453,8 +452,9 @@ class EdgeBroker:
     def _let_go(self) -> None:
         routers = [link for link in self._links.values() if link.role is Role.ROUTER and link.is_up]
         if any(link.outbox.load_bytes > OUTBOX_SOFT_BYTES // 2 for link in routers):
-            self.hub.loop.call_later(_BACKPRESSURE_CHECK_S, self._let_go)
+            self._letting_go = self.hub.loop.call_later(_BACKPRESSURE_CHECK_S, self._let_go)
             return
+        self._letting_go = None
         paused, self._paused = self._paused, set()
         for link in paused:
             if link.connection is not None:

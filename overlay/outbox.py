@@ -243,15 +243,19 @@ class Outbox:
             self._adapt_window(now_ns - slowest_ns - round_trip_ns)
         return tickets
 
+    def check_received(self, received: int) -> None:
+        """Raise ProtocolError if the peer cannot have received so many data frames."""
+        if received > self._sent:
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE, f"peer acknowledges {received} frames, {self._sent} were sent"
+            )
+
     def acknowledge(self, received: int, now_ns: int = 0, round_trip_ns: int = 0) -> list[Ticket]:
         """The peer has received `received` data frames on this link; returns the tickets of those.
 
         With the time and the link's round trip, the window learns from how long it took.
         """
-        if received > self._sent:
-            raise ProtocolError(
-                CloseReason.BAD_MESSAGE, f"peer acknowledges {received} frames, {self._sent} were sent"
-            )
+        self.check_received(received)
         tickets: list[Ticket] = []
         if now_ns and received > self._acknowledged:
             # A frame that others have overtaken was lost on the way: it says nothing of queues.

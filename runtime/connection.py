@@ -348,9 +348,10 @@ class Connection(asyncio.Protocol):
         elif self._state is State.AWAIT_HELLO and isinstance(message, Hello):
             drift_ppm = self._drift_ppm(message.drift_ppm)
             link, welcome = self.hub.admit_hello(message, self.peer_certificate)
+            received = message.received if message.peer_incarnation == self.hub.identity.incarnation else 0
+            link.check_resume(message.incarnation, received)
             self._replace_connection_of(link)
             self.link = link
-            received = message.received if message.peer_incarnation == self.hub.identity.incarnation else 0
             link.attach(self, message.incarnation, received, drift_ppm)
             self._write(encode(self._with_datagrams(link, message, welcome)))
             self._open(message.heartbeat_ns)

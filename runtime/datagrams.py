@@ -214,8 +214,9 @@ class Channel:
             payload = self._opening.decrypt(_NONCE.pack(number), data[HEADER.size :], data[: HEADER.size])
         except InvalidTag:
             return False
+        if number > self._highest:  # an older one may have been held back to lead us where the peer is not
+            self._address = address
         self._remember(number)
-        self._address = address
         now_ns = self._hub.clock()
         self.express.meter.note(number)
         self._connection.heard()

@@ -239,6 +239,11 @@ class Hub:
         """Connections in any state."""
         return len(self._connections)
 
+    @property
+    def datagrams_rejected(self) -> int:
+        """Datagrams of unknown channels, forged or replayed."""
+        return self._datagrams.rejected if self._datagrams is not None else 0
+
     # Called by connections
 
     def hello_for(self, link: Link) -> Hello:
@@ -297,6 +302,10 @@ class Hub:
                 CloseReason.BAD_MESSAGE,
                 f"heartbeat every {hello.heartbeat_ns} ns: "
                 f"it must be between {MILLISECOND_NS} and {HEARTBEAT_INTERVAL_MAX_NS}",
+            )
+        if hello.incarnation < 1:  # a link to a peer that is not known yet has 0
+            raise ProtocolError(
+                CloseReason.BAD_MESSAGE, f"incarnation {hello.incarnation}: it must be above 0"
             )
         principal = self._check_identity(hello, certificate)
         link, welcome = self.handler.admit(hello)

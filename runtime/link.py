@@ -153,6 +153,11 @@ class Link:
         self._again = []
         return self.outbox.withdraw()
 
+    def check_resume(self, incarnation: int, received: int) -> None:
+        """Raise ProtocolError if a peer cannot go on after `received` frames; then nothing has changed."""
+        if incarnation == self.peer_incarnation:
+            self.outbox.check_received(received)
+
     def attach(
         self, connection: "Connection", incarnation: int, received: int, drift_ppm: int = DRIFT_PPM
     ) -> None:

@@ -130,6 +130,11 @@ def hub_metrics(hub: Hub, links: Iterable[LinkStatistics]) -> Iterable[Metric]:
         "reason",
         {str(reason): hub.closes[reason] for reason in CloseReason if hub.closes[reason]},
     )
+    yield counter(
+        "isthmus_datagrams_rejected",
+        "Datagrams that are nobody's, forged or replayed.",
+        hub.datagrams_rejected,
+    )
     known = list(links)
     yield gauges(
         "isthmus_link_up", "1 if the link to this broker is up.", "peer", {s.peer: s.up for s in known}

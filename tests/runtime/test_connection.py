@@ -101,6 +101,7 @@ async def test_a_client_needs_no_cluster_and_learns_it(world: World, server: Nod
             "cluster c1, the peer belongs to other: check which",
         ),
         ({"cluster": ""}, CloseReason.WRONG_CLUSTER, "the peer belongs to none"),
+        ({"incarnation": 0}, CloseReason.BAD_MESSAGE, "incarnation 0: it must be above 0"),
         ({"heartbeat_ns": 999_999}, CloseReason.BAD_MESSAGE, "heartbeat every 999999 ns"),
         (
             {"heartbeat_ns": HEARTBEAT_INTERVAL_MAX_NS + 1},
@@ -125,6 +126,21 @@ async def test_an_introduction_that_does_not_fit_is_refused_with_the_reason(
     assert server.events == []
     assert "misfit" not in server.links
     await bystander.still_works()
+
+
+async def test_a_peer_that_comes_back_with_more_than_was_sent_changes_nothing(
+    world: World, server: Node
+) -> None:
+    peer, liar = await world.raw(server), await world.raw(server)
+    welcome = await peer.handshake("a")
+    connection = server.links["a"].connection
+    with pytest.raises(AssertionError, match="peer acknowledges 99 frames, 0 were sent"):
+        await liar.handshake(
+            "a", incarnation=peer.incarnation, peer_incarnation=welcome.incarnation, received=99
+        )
+    assert await liar.until_closed() is None
+    assert server.links["a"].connection is connection
+    assert server.events == [("up", "a")]
 
 
 async def test_a_dialled_peer_whose_answer_does_not_fit_is_refused(world: World) -> None:

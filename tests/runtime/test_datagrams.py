@@ -127,6 +127,21 @@ async def test_forged_replayed_and_strange_datagrams_are_rejected(world: World) 
     assert server.got["a"] == got
 
 
+async def test_answers_go_to_where_the_newest_datagram_came_from(world: World) -> None:
+    node, server, link = await _pair(world)
+    sent = _lose(_port(node, link), 1.0, 0)
+    node.send("server", 2, size=100)
+    await node.until_idle(link)
+    (older, address), (newer, _) = sent[:2]
+    connection = server.links["a"].connection
+    assert connection is not None and connection.channel is not None
+    port = _port(server, server.links["a"])
+    port.datagram_received(newer, address)
+    port.datagram_received(older, ("127.0.0.9", 9))
+    assert connection.channel._address == address
+    assert port.rejected == 0
+
+
 async def test_a_channel_that_is_not_offered_is_not_used(world: World) -> None:
     server = await world.node("server", Role.ROUTER, listen=True)
     node = await world.node("a")  # it does not listen and so has no port

@@ -178,6 +178,7 @@ async def test_metrics_of_a_hub_name_its_links_and_the_reasons_connections_ended
     assert values == {
         ("isthmus_connections",): 0,
         ("isthmus_connections_closed", "silent"): 2,
+        ("isthmus_datagrams_rejected",): 0,
         ("isthmus_link_up", "r1"): 1,
         ("isthmus_link_round_trip_seconds", "r1"): 0.0025,
         ("isthmus_link_waiting_bytes", "r1"): 70,
