@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.errors import CoordinationError
+from isthmus.commands.runs import narrated, run_options
 from isthmus.commands.up import open_console
 from isthmus.latency import tell_latency, trace_everything
-from isthmus.narrator import Narrator
 from runtime.tracing import TraceSettings
 from topology.demo import DemoResult, run_demo
 from topology.driver import Driver
-from topology.drivers import DRIVERS, DRIVERS_HELP, driver_kind
+from topology.drivers import driver_kind
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
 
@@ -38,28 +37,8 @@ _TOPOLOGY = "two-lans"
     show_default=True,
     help="How long messages flow, at least; longer if recovery takes longer.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    metavar="FILE",
-    help="Write the result as JSON.",
-)
-@click.option("--keep", is_flag=True, help="Keep logs and records of the run.")
-@click.option(
-    "--driver",
-    type=click.Choice(list(DRIVERS)),
-    default="process",
-    show_default=True,
-    help=DRIVERS_HELP,
-)
-@click.option("--report/--no-report", default=True, help="Trace every message and end with a report.")
-@click.option(
-    "--report-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/demo"),
-    show_default=True,
-    help="Folder for the traces and the report; what an earlier run left there is replaced.",
+@run_options(
+    "results/demo", "Folder for the traces and the report; what an earlier run left there is replaced."
 )
 def demo(
     topology: str | None,
@@ -113,12 +92,12 @@ async def _play(
     kind: type[Driver],
     trace: TraceSettings | None,
 ) -> DemoResult:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    narrator = Narrator(console)
-    with narrator.spinner():
-        return await run_demo(topology, seconds=seconds, observer=narrator, keep=keep, kind=kind, trace=trace)
+    return await narrated(
+        console,
+        lambda narrator: run_demo(
+            topology, seconds=seconds, observer=narrator, keep=keep, kind=kind, trace=trace
+        ),
+    )
 
 
 def _introduce(console: Console, topology: Topology) -> None:

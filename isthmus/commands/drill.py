@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.commands.runs import narrated, run_options
 from isthmus.commands.up import open_console
 from isthmus.latency import tell_latency, trace_everything
-from isthmus.narrator import Narrator
 from topology.drills.campaign import campaign, totals
 from topology.drills.catalogue import CATALOGUE
 from topology.drills.engine import Plan, run_drill
@@ -22,7 +21,6 @@ from topology.drills.script import Drill
 from topology.drills.soak import soak
 from topology.drills.testbeds import testbed_for
 from topology.drills.verdict import DrillResult, Verdict, unknown, worst
-from topology.drivers import DRIVERS, DRIVERS_HELP
 from topology.errors import TopologyError
 from topology.model import load_topology
 
@@ -40,31 +38,9 @@ _STYLES: Final = {Verdict.HELD: "bold green", Verdict.BROKEN: "bold red", Verdic
     help="A YAML file or a name, see `topology list`.  "
     f"[default: {DRILL_TOPOLOGY}; of a campaign {CAMPAIGN_TOPOLOGY}]",
 )
-@click.option(
-    "--driver",
-    type=click.Choice(list(DRIVERS)),
-    default="process",
-    show_default=True,
-    help=DRIVERS_HELP,
-)
 @click.option("--seconds", type=click.FloatRange(5, 7 * 86_400), help="How long messages flow, at least.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Decides whom a fault hits.")
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    metavar="FILE",
-    help="Write the result as JSON.",
-)
-@click.option("--keep", is_flag=True, help="Keep logs and records of the run.")
-@click.option("--report/--no-report", default=True, help="Trace every message and end with a report.")
-@click.option(
-    "--report-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/drills"),
-    show_default=True,
-    help="Folder for traces and reports, one for each drill.",
-)
+@run_options("results/drills", "Folder for traces and reports, one for each drill.")
 def drill(
     name: str,
     topology: str | None,
@@ -134,7 +110,7 @@ def _run_one(
         plan = Plan(
             item, load_topology(topology), driver, testbed_for(item, driver), seed, seconds, keep, trace
         )
-        result = asyncio.run(_watched(console, plan))
+        result = asyncio.run(narrated(console, lambda narrator: run_drill(plan, narrator)))
     except TopologyError as error:
         result = unknown(item.name, driver, seed, str(error))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -143,15 +119,6 @@ def _run_one(
     if trace is not None and report_dir is not None:
         tell_latency(console, trace.folder, report_dir)
     return result
-
-
-async def _watched(console: Console, plan: Plan) -> DrillResult:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    narrator = Narrator(console)
-    with narrator.spinner():
-        return await run_drill(plan, narrator)
 
 
 def _show_list(console: Console) -> None:
