@@ -194,9 +194,11 @@ class Declarations:
             self._register(topic.name, endpoint), f"register {endpoint.name}"
         )
         viewed = asyncio.ensure_future(known.viewed.wait())
-        await asyncio.wait({registered, viewed}, timeout=_ANSWER_WITHIN_S)
-        await asyncio.wait({registered}, timeout=_ANSWER_WITHIN_S)
-        viewed.cancel()
+        try:
+            await asyncio.wait({registered, viewed}, timeout=_ANSWER_WITHIN_S)
+            await asyncio.wait({registered}, timeout=_ANSWER_WITHIN_S)
+        finally:
+            viewed.cancel()  # also if the broker closes meanwhile
         # What was declared or asked for just now may not have come back from ZooKeeper yet.
         asked = {endpoint.request for endpoint in known.subscribers}
         qos = strictest(changed or topic.qos, asked | {request})

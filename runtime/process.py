@@ -124,9 +124,16 @@ class Background:
 
 
 async def every(interval_s: float, work: Callable[[], Awaitable[None] | None]) -> None:
-    """Do something regularly, for ever."""
+    """Do something regularly, for ever.
+
+    An error is logged and the next time comes: a broker that did no housekeeping any more would, among
+    other things, never hear of a revoked token.
+    """
     while True:
         await asyncio.sleep(interval_s)
-        result = work()
-        if result is not None:
-            await result
+        try:
+            result = work()
+            if result is not None:
+                await result
+        except Exception as error:
+            log.error("regular work failed", exc_info=error)
