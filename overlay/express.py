@@ -25,7 +25,7 @@ from struct import Struct, error
 from typing import Final
 
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import DATAGRAM_MAX_BYTES, MILLISECOND_NS, URGENT_NS
+from overlay.limits import DATAGRAM_MAX_BYTES, FRAMES_AHEAD_MAX, MILLISECOND_NS, URGENT_NS
 from overlay.quality import LossMeter, copies_for
 from overlay.urgency import SHEDDABLE, class_least_ns
 
@@ -280,7 +280,7 @@ class Numbers:
         """Frame `number` has come; False if it was here already. Raises ProtocolError if it cannot be."""
         if number <= self.received or number in self.ahead:
             return False
-        if number > self.received + AHEAD_MAX:
+        if number > self.received + FRAMES_AHEAD_MAX:
             raise ProtocolError(
                 CloseReason.BAD_FRAME, f"frame {number} comes when {self.received} were received"
             )
@@ -289,7 +289,3 @@ class Numbers:
             self.received += 1
             self.ahead.remove(self.received)
         return True
-
-
-AHEAD_MAX: Final = 65_536
-"""Frames that may be ahead of a missing one; a sender's window is far smaller."""

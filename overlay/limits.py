@@ -70,6 +70,10 @@ DATAGRAM_FRAME_BYTES: Final = 1_180
 """A sender closes an urgent frame at this size, so that it fits with its number."""
 URGENT_NS: Final = 1 * SECOND_NS
 """Messages with longer deadlines never travel as datagrams."""
+FRAMES_AHEAD_MAX: Final = 65_536
+"""Frames that may be ahead of a missing one before the receiver takes the sender for broken."""
+UNACKNOWLEDGED_FRAMES_MAX: Final = 32_768
+"""Frames sent behind one that the peer has not acknowledged; the window counts only what is missing."""
 COPIES_MAX: Final = 4
 """Most copies of a datagram that are sent at once."""
 
@@ -104,6 +108,7 @@ TOPIC_MAX_BYTES: Final = 255
 
 assert HANDSHAKE_FRAME_MAX_BYTES < FRAME_MAX_BYTES
 assert DATAGRAM_FRAME_BYTES + 16 <= DATAGRAM_MAX_BYTES < FRAME_TARGET_BYTES
+assert UNACKNOWLEDGED_FRAMES_MAX < FRAMES_AHEAD_MAX
 assert HANDSHAKE_FRAME_MAX_BYTES < TLS_HANDSHAKE_MAX_BYTES
 assert HANDSHAKES_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_BROKER
 assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES

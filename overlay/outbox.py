@@ -28,6 +28,7 @@ from overlay.limits import (
     MILLISECOND_NS,
     OUTBOX_MAX_BYTES,
     RUN_OVERHEAD_BYTES,
+    UNACKNOWLEDGED_FRAMES_MAX,
     URGENT_NS,
 )
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
@@ -199,7 +200,11 @@ class Outbox:
             self._is_connected = True
             self._busy_since_ns = now_ns
         budget_bytes = min(budget_bytes, self._window_bytes - self._unacknowledged_bytes)
-        while self._waiting_messages and budget_bytes > 0:
+        while (
+            self._waiting_messages
+            and budget_bytes > 0
+            and len(self._unacknowledged) < UNACKNOWLEDGED_FRAMES_MAX
+        ):
             data = self._take_frame(now_ns)
             if data is not None:
                 budget_bytes -= len(data)
@@ -361,7 +366,10 @@ class Outbox:
     @property
     def has_room(self) -> bool:
         """The window is not full: more may be sent before the next acknowledgement."""
-        return self._unacknowledged_bytes < self._window_bytes
+        return (
+            self._unacknowledged_bytes < self._window_bytes
+            and len(self._unacknowledged) < UNACKNOWLEDGED_FRAMES_MAX
+        )
 
     def statistics(self) -> OutboxStatistics:
         """Counts since the outbox was made."""

@@ -7,6 +7,7 @@ import pytest
 from overlay.batch import Run, encode_message
 from overlay.express import Express
 from overlay.framing import FRAME_HEADER_BYTES
+from overlay.limits import FRAMES_AHEAD_MAX, UNACKNOWLEDGED_FRAMES_MAX
 from overlay.limits import MILLISECOND_NS as MS
 from overlay.outbox import Outbox, Ticket
 
@@ -84,3 +85,22 @@ def test_urgent_frames_fit_into_datagrams_where_those_are_used():
     for number in range(51, 101):
         _append(outbox, number, urgency=11)
     assert len(outbox.take_frames(10**6, 0)) == 1
+
+
+def test_not_for_ever_are_frames_sent_behind_one_that_does_not_arrive():
+    outbox = Outbox()
+    frames = 0
+    while frames < FRAMES_AHEAD_MAX:
+        _append(outbox, frames + 1, size=1)
+        taken = outbox.take_numbered(10**6, 0)
+        if not taken:
+            break
+        frames += len(taken)
+        if frames > 1:
+            outbox.acknowledge_ahead([frames], MS, 0)
+    assert frames == UNACKNOWLEDGED_FRAMES_MAX
+    assert outbox.has_waiting and not outbox.has_room
+    outbox.acknowledge(frames)
+    assert outbox.has_room
+    assert [number for number, _ in outbox.take_numbered(10**6, 0)] == [frames + 1]
+    outbox.validate()
