@@ -40,6 +40,8 @@ SESSION_TIMEOUT_MIN_MS = 1_000
 SESSION_TIMEOUT_MAX_MS = 60_000
 CLIENT_CONNECTIONS_MAX = 2_000
 """Per address. On loopback every node of a testbed shares one address; the default of 60 is soon used up."""
+COMMANDS = ("cons", "envi", "mntr", "ruok", "srst", "srvr")
+"""Four-letter words that a server answers, to anybody: none of them tells the names of znodes."""
 HEAP_MAX_MIB = 256
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -162,7 +164,7 @@ def server_settings(host: str, client_port: int, peers: Sequence[str], tick_ms: 
         f"maxSessionTimeout={SESSION_TIMEOUT_MAX_MS}",
         f"maxClientCnxns={CLIENT_CONNECTIONS_MAX}",
         "admin.enableServer=false",
-        "4lw.commands.whitelist=*",
+        f"4lw.commands.whitelist={','.join(COMMANDS)}",
         f"forceSync={'yes' if force_sync else 'no'}",
         # In KiB. The default of 64 MiB per log file is written out in zeros before the first request.
         "preAllocSize=1024",

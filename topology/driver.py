@@ -9,7 +9,7 @@ Demonstrations, drills and benchmarks are written against `Driver` and run on al
     life       start, stop; `running` is both around a block of code
     faults     kill, freeze, cut, limit; repaired by start_node, thaw, heal, limit
     programs   start_load for the applications of a LAN, execute for anything else
-    looking    status, wan_statistics, check_wan, died_unasked
+    looking    status, wan_statistics, watch_wan, check_wan, died_unasked
     records    collect brings logs, results and traces to this machine
 
 A driver that cannot do something says so with a DriverError; it never pretends.
@@ -232,6 +232,10 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     async def wan_statistics(self, lan: str) -> GatewayStatistics:
         """What has passed between a LAN and everything else."""
+
+    @abc.abstractmethod
+    async def watch_wan(self) -> None:
+        """Judge the WAN by what it does from now on: how it fares while everything starts says nothing."""
 
     @abc.abstractmethod
     async def check_wan(self) -> tuple[bool, str] | None:

@@ -60,8 +60,12 @@ class EmulatedFaults(Driver):
         """What has passed between a LAN and all other sites; bytes are those of whole packets."""
         return await self._wan.site_statistics(self._lan(lan))
 
+    async def watch_wan(self) -> None:
+        """Judge the WAN by what it carries from now on."""
+        await self._wan.watch()
+
     async def check_wan(self) -> tuple[bool, str] | None:
-        """Whether every packet so far was carried in time."""
+        """Whether every packet was carried in time since `watch_wan`, or since the start."""
         return await self._wan.check()
 
     def _apart(self, one: str, other: str, there: str) -> tuple[str, str]:

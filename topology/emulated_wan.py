@@ -120,8 +120,12 @@ class EmulatedWan:
             late_max_ms=found["late_max_ms"],
         )
 
+    async def watch(self) -> None:
+        """Judge only what is carried from now on."""
+        await ask(self.control, "watch")
+
     async def check(self) -> tuple[bool, str]:
-        """Whether every packet so far was carried in time."""
+        """Whether every packet was carried in time since `watch`, or since the start."""
         found = await self.statistics()
         if found["invalid"] is not None:
             return False, found["invalid"]

@@ -17,7 +17,9 @@ dropped because we did not read them are counted too. `lag_reason` judges; a run
     {"command": "cut" | "heal", "a": SITE, "b": SITE, "one_way": false}
     {"command": "attach", "name": HOST, "site": SITE, "address": ADDRESS, "namespace": FILE}
     {"command": "statistics"}
+    {"command": "watch"}
 
+`watch` begins the lateness anew: while everything starts at once, it says nothing about what comes after.
 `attach` gives a host a device, or another one: a container that is started again has a new namespace.
 
 An answer with `error` says what was wrong. Python calls `topology.wan_control`.
@@ -110,7 +112,7 @@ class Wan:
         """Carry out a command. Raises TopologyError if it makes no sense."""
         command = request.get("command")
         if command not in {"link", "cut", "heal"}:
-            raise DriverError(f"{command!r} is no command: use link, cut, heal, attach or statistics")
+            raise DriverError(f"{command!r} is no command: use link, cut, heal, attach, watch or statistics")
         pairs = self._pairs(request)
         if command == "link":
             changes = request.get("changes", {})
@@ -233,6 +235,8 @@ class Ferry:
         self._undeliverable = 0
         self._kernel_dropped = 0
         """At devices that were given up."""
+        self._kernel_dropped_before = 0
+        """At all devices before `watch`."""
         self._looked_ns = 0
 
     def run(self) -> None:
@@ -259,6 +263,11 @@ class Ferry:
                 elif handler := self._handlers.get(descriptor):
                     handler()
 
+    def watch(self) -> None:
+        """Judge only what is carried from now on."""
+        self._lateness = Lateness()
+        self._kernel_dropped_before = self._kernel_dropped_in_all()
+
     def statistics(self) -> dict[str, Any]:
         """What has been carried, and how well."""
         lateness = self._lateness
@@ -268,12 +277,14 @@ class Ferry:
             "late": lateness.late,
             "late_p99_ms": round(lateness.percentile_ms(0.99), 3),
             "late_max_ms": round(lateness.max_ns / MILLISECOND_NS, 3),
-            "kernel_dropped": self._kernel_dropped
-            + sum(port.kernel_dropped() for port in self._ports.values()),
+            "kernel_dropped": self._kernel_dropped_in_all() - self._kernel_dropped_before,
             "stray": self._stray,
             "undeliverable": self._undeliverable,
             "lanes": self._wan.statistics(),
         }
+
+    def _kernel_dropped_in_all(self) -> int:
+        return self._kernel_dropped + sum(port.kernel_dropped() for port in self._ports.values())
 
     def _attach(self, name: str, site: str, address: str, namespace: Path) -> None:
         """A device for a host, instead of the one it had; who asks sets it up, it takes long."""
@@ -385,6 +396,9 @@ class Ferry:
                 raise DriverError("a request is a JSON object")
             if request.get("command") == "statistics":
                 return self.statistics()
+            if request.get("command") == "watch":
+                self.watch()
+                return {}
             if request.get("command") == "attach":
                 where = (request["name"], request["site"], request["address"])
                 self._attach(*where, Path(request["namespace"]))

@@ -77,6 +77,9 @@ class ProcessDriver(LocalDriver):
         answer.pop("event")
         return GatewayStatistics(**answer)
 
+    async def watch_wan(self) -> None:
+        """Nothing: delays on loopback are not watched."""
+
     async def check_wan(self) -> tuple[bool, str] | None:
         """None: delays on loopback are not watched."""
         return None

@@ -2,9 +2,9 @@
 
 import pytest
 
+from topology.drills import testbeds
 from topology.drills.catalogue import CATALOGUE
 from topology.drills.engine import Plan, run_drill
-from topology.drills.testbeds import testbed_for
 from topology.drills.verdict import DrillResult, Verdict
 from topology.drivers import DRIVERS
 from topology.model import load_topology
@@ -17,7 +17,7 @@ async def test_the_leader_is_killed_on_every_driver() -> None:
     drill = CATALOGUE["leader-killed"]
     results: dict[str, DrillResult] = {}
     for name in DRIVERS:
-        plan = Plan(drill, load_topology("wind-farm"), name, testbed_for(drill, name))
+        plan = Plan(drill, load_topology("wind-farm"), name, testbeds.testbed_for(drill, name))
         results[name] = await run_drill(plan, Observer())
     told = {name: (result.verdict, result.reason, result.reasons()) for name, result in results.items()}
     assert {result.verdict for result in results.values()} == {Verdict.HELD}, told

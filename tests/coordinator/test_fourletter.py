@@ -37,6 +37,13 @@ async def test_mntr_of_the_real_server(zookeeper: EmbeddedZooKeeper) -> None:
     assert float(statistics["zk_znode_count"]) >= 1
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("word", ["dump", "wchp", "wchc"])
+async def test_names_of_znodes_are_told_to_nobody(zookeeper: EmbeddedZooKeeper, word: str) -> None:
+    with pytest.raises(FourLetterError, match=f"refuses {word}"):
+        await four_letter("127.0.0.1", zookeeper.members[0].client_port, word, 5)
+
+
 def test_parse_mntr_keeps_text_and_skips_headings() -> None:
     assert parse_mntr("heading\nzk_version\t3.9.5-1, built\nzk_avg_latency\t0.25\nzk_watch_count\t12\n") == {
         "zk_version": "3.9.5-1, built",

@@ -91,10 +91,14 @@ async def test_a_ferry_that_was_held_up_says_so(tmp_path: Path) -> None:
         ferry.signal(signal.SIGCONT)
         assert await crossing > 100
         statistics = await network.statistics()
+        await network.watch()
+        statistics_anew = await network.statistics()
     finally:
         await network.stop()
     assert statistics["late"] >= 1 and statistics["late_max_ms"] > 100
     assert "too busy" in statistics["invalid"]
+    assert statistics_anew["forwarded"] == statistics_anew["late"] == 0
+    assert statistics_anew["invalid"] is None
 
 
 async def _crossing_ms(network: EmulatedNetwork, timeout_s: float = 5.0) -> float:

@@ -39,7 +39,7 @@ def test_one_way_leaves_the_other_alone() -> None:
 @pytest.mark.parametrize(
     ("request_", "complaint"),
     [
-        ({"command": "explode"}, "'explode' is no command: use link, cut, heal, attach or statistics"),
+        ({"command": "explode"}, "'explode' is no command: use link, cut, heal, attach, watch or statistics"),
         (
             {"command": "cut", "a": "plant", "b": "moon"},
             "no link from plant to moon: sites are cloud, office, plant",

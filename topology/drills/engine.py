@@ -159,6 +159,7 @@ class _Play:
         await self.load.start()
         await self.load.wait_warm()
         await wait_settled(self.driver, self.observer, "after the start", stable_s=STABLE_S)
+        await self.driver.watch_wan()
         await self.load.measure()
         self.started_ns = time.monotonic_ns()
         rate = sum(topology.rate_per_s(topic) for topic in topology.topics)
