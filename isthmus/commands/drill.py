@@ -16,7 +16,7 @@ from isthmus.commands.up import open_console
 from isthmus.latency import tell_latency, trace_everything
 from topology.drills.campaign import campaign, totals
 from topology.drills.catalogue import CATALOGUE
-from topology.drills.engine import Plan, run_drill
+from topology.drills.engine import PLAYS_MAX, Plan, run_drill
 from topology.drills.script import Drill
 from topology.drills.soak import soak
 from topology.drills.testbeds import testbed_for
@@ -54,10 +54,11 @@ def drill(
 ) -> None:
     """Break something on a testbed under load and see whether every promise holds.
 
-    NAME is a drill of `isthmus drill list`; `all` plays every one, `campaign` random ones for as long as
-    `--seconds` says, on another topology unless told otherwise. `soak` lets clients, topics and brokers
-    come and go for an hour and watches what the other brokers use. Exit status 0: every promise held;
-    1: one was broken; 2: nothing can be said, because the testbed or the checker failed.
+    NAME is a drill of `isthmus drill list`; `all` plays every one, once more if nothing could be said,
+    `campaign` random ones for as long as `--seconds` says, on another topology unless told otherwise.
+    `soak` lets clients, topics and brokers come and go for an hour and watches what the other brokers
+    use. Exit status 0: every promise held; 1: one was broken; 2: nothing can be said, because the testbed
+    or the checker failed.
     """
     console = open_console()
     if name == "list":
@@ -70,10 +71,13 @@ def drill(
     _write(json_file, name, results)
     for number, item in enumerate(chosen):
         folder = report_dir / item.name
-        results[number] = _run_one(
-            console, item, topology, driver, seconds, seed, keep, folder if report else None
-        )
-        _write(json_file, name, results)
+        for _ in range(PLAYS_MAX if name == "all" else 1):
+            results[number] = _run_one(
+                console, item, topology, driver, seconds, seed, keep, folder if report else None
+            )
+            _write(json_file, name, results)
+            if results[number].verdict is not Verdict.UNKNOWN:
+                break
     if name == "all":
         console.print(Group(Text(), _drills_table(results)))
     elif name == "campaign":

@@ -4,7 +4,7 @@ import pytest
 
 from topology.drills import testbeds
 from topology.drills.catalogue import CATALOGUE
-from topology.drills.engine import Plan, run_drill
+from topology.drills.engine import PLAYS_MAX, Plan, run_drill
 from topology.drills.verdict import DrillResult, Verdict
 from topology.drivers import DRIVERS
 from topology.model import load_topology
@@ -18,7 +18,10 @@ async def test_the_leader_is_killed_on_every_driver() -> None:
     results: dict[str, DrillResult] = {}
     for name in DRIVERS:
         plan = Plan(drill, load_topology("wind-farm"), name, testbeds.testbed_for(drill, name))
-        results[name] = await run_drill(plan, Observer())
+        for _ in range(PLAYS_MAX):
+            results[name] = await run_drill(plan, Observer())
+            if results[name].verdict is not Verdict.UNKNOWN:
+                break
     told = {name: (result.verdict, result.reason, result.reasons()) for name, result in results.items()}
     assert {result.verdict for result in results.values()} == {Verdict.HELD}, told
     # Those of a WAN that is watched come on top.

@@ -52,6 +52,8 @@ from topology.settling import STABLE_S, NotWholeError, wait_settled
 from topology.snapshot import Snapshot
 
 CALM_S: Final = 2.0
+PLAYS_MAX: Final = 2
+"""Times a drill is played until something can be said, where many are played in a row."""
 RATE_SHARE_LEAST: Final = 0.8
 """Of what its publisher is to send in the calm, so much must have reached each subscriber."""
 LEADER_GRACE_S: Final = 1.0
