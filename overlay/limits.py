@@ -60,6 +60,9 @@ OUTBOX_SOFT_BYTES: Final = 8 * MIB
 """Above this a publisher is told to wait."""
 WRITE_HIGH_WATER_BYTES: Final = 64 * KIB
 """Bytes handed to a socket before we wait for it to drain; the rest stays in our queue."""
+UNREAD_MAX_BYTES: Final = 64 * MIB
+"""Bytes written that a peer does not read before its connection is given up. No window holds back control
+frames and heartbeats; what is written again on a new connection must fit."""
 ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 """A receiver acknowledges at least this often, besides every heartbeat."""
 
@@ -113,7 +116,8 @@ assert HANDSHAKE_FRAME_MAX_BYTES < TLS_HANDSHAKE_MAX_BYTES
 assert HANDSHAKES_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_BROKER
 assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES
 assert FRAME_TARGET_BYTES <= ACKNOWLEDGE_EVERY_BYTES < OUTBOX_SOFT_BYTES < OUTBOX_MAX_BYTES
-assert OUTBOX_SOFT_BYTES < SUBSCRIBER_PENDING_BYTES <= OUTBOX_MAX_BYTES
+assert OUTBOX_SOFT_BYTES < SUBSCRIBER_PENDING_BYTES <= OUTBOX_MAX_BYTES < UNREAD_MAX_BYTES
+assert UNACKNOWLEDGED_FRAMES_MAX * DATAGRAM_MAX_BYTES < UNREAD_MAX_BYTES
 assert HEARTBEAT_INTERVAL_NS * HEARTBEAT_SILENCE_INTERVALS < HEARTBEAT_SILENCE_NS
 assert HEARTBEAT_SILENCE_NS < HEARTBEAT_FROZEN_NS < HEARTBEAT_UNKNOWN_NS <= HANDSHAKE_TIMEOUT_NS
 assert RETENTION_DEFAULT <= RETENTION_MAX <= UNSENT_MAX_MESSAGES

@@ -32,6 +32,7 @@ from overlay.limits import (
     HANDSHAKE_TIMEOUT_NS,
     MILLISECOND_NS,
     SECOND_NS,
+    UNREAD_MAX_BYTES,
     URGENT_NS,
     WRITE_HIGH_WATER_BYTES,
 )
@@ -173,6 +174,7 @@ class Connection(asyncio.Protocol):
         """Write a control frame at once; it may overtake waiting data."""
         if self._transport is not None and self._state is not State.CLOSED:
             self._write(encode(message))
+            self._give_up_if_unread()
 
     def write_again(self, frames: list[bytes]) -> None:
         """Write frames that were sent on an earlier connection and not acknowledged."""
@@ -473,6 +475,15 @@ class Connection(asyncio.Protocol):
         assert self.liveness is not None and self.link is not None and self._transport is not None
         self._unacknowledged_bytes = 0
         self._write(encode_heartbeat(self.liveness.heartbeat(now_ns, self.link.received)))
+        self._give_up_if_unread()
+
+    def _give_up_if_unread(self) -> None:
+        assert self._transport is not None
+        unread = self._transport.get_write_buffer_size()
+        if unread > UNREAD_MAX_BYTES:
+            # In a turn of its own: whoever sends does not expect the link to go down meanwhile.
+            detail = f"{unread} bytes are not read: the limit is {UNREAD_MAX_BYTES}"
+            self.hub.loop.call_soon(self.abort, CloseReason.TOO_SLOW, detail)
 
     def _host_answers(self, liveness: Liveness) -> bool:
         """The peer's kernel acknowledges our heartbeats, so the peer lives and only gets no time to run.

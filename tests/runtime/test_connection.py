@@ -390,6 +390,25 @@ async def test_a_hub_closes_although_a_peer_takes_nothing(world: World, server: 
     assert server.hub.connection_count == 0
 
 
+async def test_a_peer_that_reads_no_control_frames_is_given_up(
+    world: World, server: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.connection.UNREAD_MAX_BYTES", 256 * 1024)
+    peer = await world.raw(server)
+    await peer.handshake("stuck")
+    connection = server.links["stuck"].connection
+    assert connection is not None
+    message = Close(CloseReason.GOODBYE, "x" * 400)
+    for _ in range(40_000):
+        connection.send_control(message)
+        if not connection.is_open:
+            break
+        await asyncio.sleep(0)
+    assert list(server.hub.closes) == [CloseReason.TOO_SLOW]
+    [(reason, detail)] = server.closed
+    assert reason is CloseReason.TOO_SLOW and "the limit is 262144" in detail
+
+
 async def test_a_peer_that_says_goodbye_and_takes_nothing_is_let_go(world: World, server: Node) -> None:
     peer = await world.raw(server)
     await peer.handshake("stuck")
