@@ -26,12 +26,14 @@ async def isthmus(*arguments: str, timeout_s: float = 30.0) -> Done:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    ending = asyncio.ensure_future(process.communicate())
     try:
-        async with asyncio.timeout(timeout_s):
-            output, errors = await process.communicate()
+        await asyncio.wait({ending}, timeout=timeout_s)
+        ended = ending.done()
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+        output, errors = await ending
+    assert ended, f"{' '.join(arguments)} took longer than {timeout_s:g} s; it said:\n{output!r}\n{errors!r}"
     assert process.returncode is not None
     return Done(process.returncode, output.decode(), errors.decode())
