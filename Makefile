@@ -43,12 +43,12 @@ format: install ## Rewrite the sources in the house format
 .PHONY: compile
 compile: install ## Compile the hot modules in place (needs a C compiler)
 	ISTHMUS_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
-	@touch overlay/*.so edge_broker/*.so routing_broker/*.so  # what did not change was not built again
+	@touch overlay/*.so edge_broker/*.so routing_broker/*.so simulation/*.so  # what did not change was not built again
 	@$(BIN)/python -c 'from runtime.compiled import compiled_modules as c; print(len(c()), "modules compiled")'
 
 .PHONY: interpret
 interpret: ## Remove the compiled modules again
-	rm -f *.so overlay/*.so edge_broker/*.so routing_broker/*.so
+	rm -f *.so overlay/*.so edge_broker/*.so routing_broker/*.so simulation/*.so
 
 .PHONY: test-compiled
 test-compiled: compile ## The tests of the hot modules and of whole overlays, compiled
@@ -116,7 +116,7 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	[ "$$(id -u)" != 0 ] || $(BIN)/isthmus bench transports --seconds 5 --no-judge
 	[ "$$(id -u)" != 0 ] || $(BIN)/isthmus bench multipath --cases 1 --policies single,adaptive --seconds 5 --settle-s 8 --calibration-packets 2000 --no-judge
 	$(BIN)/isthmus bench ring --publications 50
-	$(BIN)/isthmus bench tracing --rounds 1 --messages 2000
+	$(BIN)/isthmus bench tracing --seconds 2
 	$(BIN)/isthmus bench hostile --rounds 1 --window-s 1 --scale 0.01 --no-judge
 	$(BIN)/isthmus bench tls --rounds 1 --window-s 0.5
 
@@ -151,6 +151,10 @@ compose-image: ## Build the image isthmus, on isthmus-base where the usual base 
 .PHONY: compose-test
 compose-test: install ## Real containers: the compose file, faults, leftovers; starts an engine if there is none (root)
 	tests/compose/run $(TESTFLAGS)
+
+.PHONY: netem-test
+netem-test: install ## The WAN of tc netem, on a kernel that has it: ours, or Debian's in a virtual machine (root)
+	tests/netem/run $(TESTFLAGS)
 
 .PHONY: clean
 clean: interpret ## Remove the virtual environment and caches

@@ -20,6 +20,7 @@ HOT_MODULES = (
     "overlay/framing.py",
     "overlay/history.py",
     "overlay/limits.py",
+    "overlay/liveness.py",
     "overlay/outbox.py",
     "overlay/retention.py",
     "overlay/schedule.py",
@@ -31,10 +32,13 @@ HOT_MODULES = (
     "edge_broker/model.py",
     "edge_broker/order.py",
     "edge_broker/resending.py",
+    "edge_broker/resuming.py",
     "edge_broker/targets.py",
     "routing_broker/backup.py",
     "routing_broker/core.py",
     "routing_broker/model.py",
+    "simulation/pipes.py",
+    "simulation/schedule.py",
 )
 # What the hot modules' packages import besides is not there while the package is built.
 QUIET = ("--follow-imports=silent", "--ignore-missing-imports")

@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import machine
-from benchmarks.frame_crashes import ANSWER_TIMEOUT_S, OVERCOME_TIMEOUT_S, is_whole
+from benchmarks.frame_crashes import OVERCOME_TIMEOUT_S, is_whole
 from benchmarks.frame_testbed import (
     BACKUP,
     EGRESS,
     INGRESS,
     PRIMARY,
-    PUBLISHER,
-    SUBSCRIBER,
     Say,
     Setup,
     Testbed,
@@ -90,9 +88,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
 async def _busy_testbed(setup: Setup, say: Say) -> AsyncIterator[Testbed]:
     """A whole overlay under load, with all cores busy besides."""
     async with running(setup, say) as testbed:
-        await testbed.child(PUBLISHER).send("start")
-        await testbed.child(SUBSCRIBER).send("start")
-        await testbed.child(SUBSCRIBER).wait_for("warm", ANSWER_TIMEOUT_S)
+        await testbed.warm_up()
         await _wait_whole(testbed)
         async with _all_cores_busy(testbed.directory):
             yield testbed

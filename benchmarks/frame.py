@@ -7,7 +7,6 @@ was sent in the measured time, the crash included. A lost message counts for los
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,12 +28,7 @@ from benchmarks.frame_testbed import (
 from benchmarks.frame_workload import CATEGORIES, categories_of, offered_rate, topics_per_category
 from benchmarks.processes import ProcessorUse
 from overlay.limits import SECOND_NS
-from topology.errors import DriverError
 
-WARM_TIMEOUT_S: Final = 60.0
-ANSWER_TIMEOUT_S: Final = 60.0
-PATIENCE_S: Final = 5.0
-"""How long the last messages may take."""
 BOTTLENECK_PCT: Final = 90.0
 """A load process above this share of a core may be what limits a result."""
 MEMORY_EVERY_S: Final = 10.0
@@ -90,27 +84,12 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     async with running(setup, say) as testbed:
         declared_s = time.monotonic() - began_s
         say(f"{setup.topics} topics declared after {declared_s:.1f} s")
-        publisher, subscriber = testbed.child(PUBLISHER), testbed.child(SUBSCRIBER)
         testbed.pin()
-        await publisher.send("start")
-        await subscriber.send("start")
-        await subscriber.wait_for("warm", WARM_TIMEOUT_S)
+        await testbed.warm_up()
         await asyncio.sleep(settings.warm_up_s)
         run = _Run(settings, testbed, say)
         await run.measure()
-        sent = await publisher.ask("stop", ANSWER_TIMEOUT_S)
-        file = testbed.directory / "results.json"
-        await subscriber.ask(
-            "results",
-            ANSWER_TIMEOUT_S + PATIENCE_S,
-            last=sent["last"],
-            crash_ns=run.crash_ns,
-            patience_s=PATIENCE_S,
-            file=str(file),
-        )
-        if dead := testbed.died_unasked():
-            raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {testbed.directory}")
-        received = json.loads(file.read_text())
+        sent, received = await testbed.results(run.crash_ns)
         end = await run.end()
     return {
         "topics": setup.topics,
@@ -170,8 +149,7 @@ class _Run:
         settings, testbed = self._settings, self._testbed
         self.start_ns = time.monotonic_ns() + SECOND_NS // 5
         end_ns = self.start_ns + round(settings.seconds * SECOND_NS)
-        for name in (PUBLISHER, SUBSCRIBER):
-            await testbed.child(name).send("measure", start_ns=self.start_ns, end_ns=end_ns)
+        await testbed.measure(self.start_ns, end_ns)
         await _sleep_until(self.start_ns)
         self._snapshots.append(await Snapshot.take(testbed, PRIMARY))
         self._say(f"measuring for {settings.seconds:g} s")

@@ -7,7 +7,6 @@ tolerates, and no subscriber may have seen a message twice or out of order.
 """
 
 import asyncio
-import json
 import random
 import time
 from dataclasses import asdict, dataclass
@@ -19,8 +18,6 @@ from benchmarks.frame_testbed import (
     EGRESS,
     INGRESS,
     PRIMARY,
-    PUBLISHER,
-    SUBSCRIBER,
     Say,
     Setup,
     Testbed,
@@ -30,9 +27,7 @@ from benchmarks.frame_workload import CATEGORIES, categories_of
 from overlay.limits import SECOND_NS
 from topology.errors import DriverError
 
-ANSWER_TIMEOUT_S: Final = 60.0
 OVERCOME_TIMEOUT_S: Final = 60.0
-PATIENCE_S: Final = 5.0
 POLL_S: Final = 0.1
 _FOR_EVER_NS: Final = 2**62
 _ROUTERS: Final = (PRIMARY, BACKUP)
@@ -55,31 +50,15 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     randomness = random.Random(settings.seed)
     crashes: list[dict[str, Any]] = []
     async with running(settings.setup, say) as testbed:
-        publisher, subscriber = testbed.child(PUBLISHER), testbed.child(SUBSCRIBER)
-        await publisher.send("start")
-        await subscriber.send("start")
-        await subscriber.wait_for("warm", ANSWER_TIMEOUT_S)
+        await testbed.warm_up()
         await testbed.wait_for(lambda: is_whole(testbed), "a whole overlay", OVERCOME_TIMEOUT_S)
-        for child in (publisher, subscriber):
-            await child.send("measure", start_ns=time.monotonic_ns(), end_ns=_FOR_EVER_NS)
+        await testbed.measure(time.monotonic_ns(), _FOR_EVER_NS)
         began_s = time.monotonic()
         for number in range(1, settings.count + 1):
             crashes.append(await _crash(testbed, randomness, settings.pause_most_s))
             if number % 10 == 0 or number == settings.count:
                 say(f"{number} of {settings.count} crashes, {time.monotonic() - began_s:.0f} s")
-        sent = await publisher.ask("stop", ANSWER_TIMEOUT_S)
-        file = testbed.directory / "results.json"
-        await subscriber.ask(
-            "results",
-            ANSWER_TIMEOUT_S + PATIENCE_S,
-            last=sent["last"],
-            crash_ns=0,
-            patience_s=PATIENCE_S,
-            file=str(file),
-        )
-        if dead := testbed.died_unasked():
-            raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {testbed.directory}")
-        received = json.loads(file.read_text())
+        sent, received = await testbed.results(0)
         memory = testbed.memory_mib()
         dropped = {
             name: (await testbed.status(name))["core"]["dropped"] for name in (*_ROUTERS, INGRESS, EGRESS)

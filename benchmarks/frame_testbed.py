@@ -36,6 +36,9 @@ SWITCHBOARD: Final = "switchboard"
 
 START_TIMEOUT_S: Final = 30.0
 HTTP_TIMEOUT_S: Final = 20.0
+ANSWER_TIMEOUT_S: Final = 60.0
+PATIENCE_S: Final = 5.0
+"""How long the last messages may take."""
 DECLARE_TIMEOUT_S: Final = 900.0
 _ALL_TOPICS: Final = 1e6
 """Capacity beside which another routing broker counts as nothing."""
@@ -64,6 +67,8 @@ class Setup:
     silence_ms: float = 1_000.0
     """Counts as a broker's death while its connections stay open; a killed one is noticed by their end."""
     keep_logs: bool = False
+    backup_leads: bool = False
+    """The backup is the leader, so that the primary has nothing to do but messages."""
     equal_capacity: bool = False
     """Both routing brokers are primaries, of half the topics each."""
     proxied: bool = False
@@ -94,7 +99,8 @@ class Testbed:
         self._prioritise(ZOOKEEPER)
         if self.setup.proxied:
             await self._open_lines()
-        for name in (PRIMARY, BACKUP, INGRESS, EGRESS):
+        routers = (BACKUP, PRIMARY) if self.setup.backup_leads else (PRIMARY, BACKUP)
+        for name in (*routers, INGRESS, EGRESS):
             await self.start_broker(name)
         await self.wait_for(self._is_led, "a leader")
         topics = str(self.setup.topics)
@@ -159,6 +165,36 @@ class Testbed:
         for edge in self._proxies:
             target = self._addresses[router][0]
             await self._children[SWITCHBOARD].ask(command, HTTP_TIMEOUT_S, line=edge, target=target)
+
+    async def warm_up(self) -> None:
+        """Let publishers publish; returns when every topic has been heard."""
+        for name in (PUBLISHER, SUBSCRIBER):
+            await self.child(name).send("start")
+        await self.child(SUBSCRIBER).wait_for("warm", ANSWER_TIMEOUT_S)
+
+    async def measure(self, start_ns: int, end_ns: int) -> None:
+        """What is sent between these two times counts."""
+        for name in (PUBLISHER, SUBSCRIBER):
+            await self.child(name).send("measure", start_ns=start_ns, end_ns=end_ns)
+
+    async def results(self, crash_ns: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Publish no more; returns what publishers sent and subscribers got.
+
+        Raises DriverError if a process has ended unasked.
+        """
+        sent = await self.child(PUBLISHER).ask("stop", ANSWER_TIMEOUT_S)
+        file = self.directory / "results.json"
+        await self.child(SUBSCRIBER).ask(
+            "results",
+            ANSWER_TIMEOUT_S + PATIENCE_S,
+            last=sent["last"],
+            crash_ns=crash_ns,
+            patience_s=PATIENCE_S,
+            file=str(file),
+        )
+        if dead := self.died_unasked():
+            raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {self.directory}")
+        return sent, json.loads(file.read_text())
 
     def child(self, name: str) -> Child:
         """A process of ours."""

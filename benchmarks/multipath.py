@@ -16,9 +16,11 @@ acknowledgements and what ZooKeeper says, while it is measured.
 """
 
 import asyncio
+import itertools
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +34,7 @@ from topology.checker import Stream, percentile
 from topology.conditions import LinkConditions
 from topology.driver import Say, running
 from topology.emulation import calibrate_conditions
+from topology.errors import DriverError
 from topology.load_runner import LoadRunner
 from topology.model import Topology, library, parse_topology
 from topology.netns_driver import NetnsDriver
@@ -83,29 +86,74 @@ def can_keep(layout: Topology, deadline_ms: float) -> list[str]:
     ]
 
 
-async def measure(settings: Settings, say: Say) -> dict[str, Any]:
-    """Run everything; `ok` says whether both demands were met wherever they apply."""
+async def measure(
+    settings: Settings,
+    say: Say,
+    *,
+    earlier: dict[str, Any] | None = None,
+    at_most_s: float = math.inf,
+    store: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run everything; `ok` says whether both demands were met wherever they apply.
+
+    In pieces: rows of an `earlier` result that are valid are not run again, no row but the first is
+    begun after `at_most_s`, and `store` gets the result so far after every row.
+    """
+    before = _usable(earlier, settings) if earlier is not None else []
     description = machine.describe()
+    began_s = time.monotonic()
     calibrations = [await _calibrate(name, settings, say) for name in ("A", "B")]
-    rows = []
-    for case in settings.cases:
-        for policy in settings.policies:
-            row = await _measure_case(case, policy, settings, say)
-            say(_line(row))
-            rows.append(row)
-    result = {
-        "calibration_ok": all(item["ok"] for item in calibrations) and all(row["valid"] for row in rows),
-        "cases": rows,
-        "calibration": calibrations,
+    piece = {**description, "calibration": calibrations}
+    result: dict[str, Any] = {
+        "cases": list(before),
+        "pieces": [*(earlier["pieces"] if earlier is not None else []), piece],
         "settings": asdict(settings),
-        "machine": description,
     }
-    return {"ok": not failures(result), **result}
+    for case, policy in itertools.product(settings.cases, settings.policies):
+        if any((row["case"], row["policy"]) == (case, policy.value) for row in before):
+            continue
+        if len(result["cases"]) > len(before) and time.monotonic() - began_s > at_most_s:
+            say(f"case {case} {policy.value} is left for the next time")
+            continue
+        row = await _measure_case(case, policy, settings)
+        say(_line(row))
+        row["commit"] = description["commit"]
+        result["cases"] = sorted([*result["cases"], row], key=_order)
+        store(_judged(result))
+    return _judged(result)
+
+
+def _order(row: dict[str, Any]) -> tuple[int, int]:
+    return row["case"], list(Policy).index(Policy(row["policy"]))
+
+
+def _usable(earlier: dict[str, Any], settings: Settings) -> list[dict[str, Any]]:
+    """The rows that need not be run again. Raises DriverError if they were measured otherwise."""
+    for name in ("seconds", "settle_s"):
+        there, wanted = earlier["settings"][name], getattr(settings, name)
+        if there != wanted:
+            raise DriverError(
+                f"the result to go on with has {name} {there:g}, not {wanted:g}: "
+                f"give --{name.replace('_', '-')} {there:g}, or begin anew without --resume"
+            )
+    return [row for row in earlier["cases"] if row["valid"]]
+
+
+def _judged(result: dict[str, Any]) -> dict[str, Any]:
+    calibrated = all(item["ok"] for piece in result["pieces"] for item in piece["calibration"])
+    valid = all(row["valid"] for row in result["cases"])
+    judged = {"calibration_ok": calibrated and valid, **result}
+    return {"ok": not failures(judged), **judged}
 
 
 def failures(result: dict[str, Any]) -> list[str]:
     """What was demanded and is not so."""
     found = [] if result["calibration_ok"] else ["the emulated links were not what was asked for"]
+    measured = {(row["case"], row["policy"]) for row in result["cases"]}
+    wanted = itertools.product(result["settings"]["cases"], result["settings"]["policies"])
+    found += [
+        f"case {case}, {policy}: not measured" for case, policy in wanted if (case, policy) not in measured
+    ]
     single = {row["case"]: row for row in result["cases"] if row["policy"] == Policy.SINGLE}
     for row in result["cases"]:
         where = f"case {row['case']}, {row['policy']}"
@@ -132,7 +180,7 @@ async def _calibrate(name: str, settings: Settings, say: Say) -> dict[str, Any]:
     return {"conditions": name, **record}
 
 
-async def _measure_case(case: int, policy: Policy, settings: Settings, say: Say) -> dict[str, Any]:
+async def _measure_case(case: int, policy: Policy, settings: Settings) -> dict[str, Any]:
     layout = topology(policy).under(f"case-{case}")
     async with running(layout, NetnsDriver, keep=settings.keep_logs) as driver:
         load = LoadRunner(driver)

@@ -1,13 +1,12 @@
 """A broker whose processor bears less than is offered: who loses how much, and who is still in time.
 
 FRAME's workload through real processes. First the broker has a core to itself, and what it needs of it
-is measured. Then it gets less, by a control group, until no more than the offered load divided by
+is measured. Then it gets less (`benchmarks.throttle`), until no more than the offered load divided by
 `factor` passes it. Topics must not lose more in a row than they tolerate, and messages with the shortest
 deadline must be in time. What brokers counted as dropped is told beside it, over a slightly longer time.
 """
 
 import asyncio
-import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -19,8 +18,6 @@ from benchmarks.frame_testbed import (
     EGRESS,
     INGRESS,
     PRIMARY,
-    PUBLISHER,
-    SUBSCRIBER,
     Say,
     Setup,
     Testbed,
@@ -31,9 +28,7 @@ from benchmarks.throttle import Throttle, throttled
 from overlay.limits import SECOND_NS
 from topology.errors import DriverError
 
-ANSWER_TIMEOUT_S: Final = 60.0
-PATIENCE_S: Final = 5.0
-NEED_S: Final = 3.0
+NEED_S: Final = 2.0
 """How long it is measured what the broker needs, and what passes a throttled one."""
 CALIBRATIONS_MAX: Final = 12
 SHARE_LEAST: Final = 0.01
@@ -64,34 +59,17 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     """Run it; `ok` says whether every promise was kept."""
     description = machine.describe()
     async with running(settings.setup, say) as testbed:
-        publisher, subscriber = testbed.child(PUBLISHER), testbed.child(SUBSCRIBER)
-        await publisher.send("start")
-        await subscriber.send("start")
-        await subscriber.wait_for("warm", ANSWER_TIMEOUT_S)
+        await testbed.warm_up()
         with throttled(testbed.pid(settings.broker)) as throttle:
             found = await _calibrate(testbed, throttle, settings, say)
             before = await _dropped(testbed)
             start_ns = time.monotonic_ns() + SECOND_NS // 2
-            end_ns = start_ns + round(settings.seconds * SECOND_NS)
-            for child in (publisher, subscriber):
-                await child.send("measure", start_ns=start_ns, end_ns=end_ns)
+            await testbed.measure(start_ns, start_ns + round(settings.seconds * SECOND_NS))
             await asyncio.sleep(0.5)
             passed_per_s, use = await _passed(testbed, settings.broker, settings.seconds)
             await asyncio.sleep(0.1)
-            sent = await publisher.ask("stop", ANSWER_TIMEOUT_S)
-            file = testbed.directory / "results.json"
-            await subscriber.ask(
-                "results",
-                ANSWER_TIMEOUT_S + PATIENCE_S,
-                last=sent["last"],
-                crash_ns=None,
-                patience_s=PATIENCE_S,
-                file=str(file),
-            )
+            sent, received = await testbed.results(None)
             dropped = await _dropped(testbed) - before
-        if dead := testbed.died_unasked():
-            raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {testbed.directory}")
-        received = json.loads(file.read_text())
         memory = testbed.memory_mib()
     categories = _categories(settings.setup.topics, sent, received)
     offered_per_s = sum(sent["offered"]) / settings.seconds
@@ -134,7 +112,8 @@ async def _calibrate(testbed: Testbed, throttle: Throttle, settings: Settings, s
     _, needed = await _passed(testbed, settings.broker, NEED_S)
     enough, too_little = needed, 0.0
     for _ in range(CALIBRATIONS_MAX):
-        share = throttle.set_share(max((enough + too_little) / 2, SHARE_LEAST))
+        share = max((enough + too_little) / 2, SHARE_LEAST)
+        throttle.set_share(share)
         await asyncio.sleep(1.0)
         passed_per_s, _ = await _passed(testbed, settings.broker, NEED_S)
         reached = offered_per_s / max(1.0, passed_per_s)

@@ -1,7 +1,7 @@
 """A publisher: one topic, messages numbered from 1."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from clients.endpoint import Endpoint
@@ -10,6 +10,7 @@ from overlay.batch import Run, encode_message
 from overlay.limits import PAYLOAD_MAX_BYTES
 from overlay.messages import Declare, Declared, EndpointKind, QosIntent
 from overlay.qos import TopicQos
+from overlay.retention import Retention
 
 if TYPE_CHECKING:
     from clients.client import Client
@@ -26,6 +27,9 @@ class Publisher(Endpoint):
         """Sequence of the last message published."""
         self.subscribers = 0
         """Subscribers of the topic in all LANs, as far as the edge broker knows."""
+        self._kept = 0
+        self._retention = Retention(0)
+        """What was published last: an edge that dies takes with it what it has not passed on."""
         self._matched = asyncio.Event()
         self._change: asyncio.Future[None] | None = None
         """Done when the edge broker has answered a change of the topic's quality of service."""
@@ -62,6 +66,8 @@ class Publisher(Endpoint):
         for payload in batch:
             self.sequence += 1
             message = encode_message(self.topic_id, self.endpoint_id, self.sequence, born_ns, payload)
+            if self._kept:
+                self._retention.keep_sent(message)
             self._client.send(Run(1, message))
         return self.sequence
 
@@ -90,6 +96,18 @@ class Publisher(Endpoint):
             self._asked = qos
         finally:
             self._change = None
+
+    def set_qos(self, qos: TopicQos) -> None:
+        """What the topic is served with from now on."""
+        super().set_qos(qos)
+        self._kept = qos.kept_messages
+        self._retention.resize(self._kept)
+
+    def publish_again(self, undelivered: Mapping[int, bytes]) -> None:
+        """Another edge has taken over: send what is kept, and what the old one never acknowledged."""
+        self._retention.recall(undelivered)
+        for message in self._retention.resend():
+            self._client.send_again(Run(1, message))
 
     def set_declared(self, message: Declared) -> None:
         """The edge broker knows this publisher, or has changed its topic."""

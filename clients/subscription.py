@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from clients.awareness import Awareness, AwarenessEvent, Gap, SlowMessage
 from clients.endpoint import Endpoint
 from clients.errors import ClosedError
+from clients.resuming import Arrived, Resumption
 from overlay.history import History, Verdict
-from overlay.limits import MILLISECOND_NS
+from overlay.limits import MILLISECOND_NS, RESUME_PUBLISHERS_MAX, SECOND_NS
 from overlay.messages import Declare, EndpointKind, Message
 from overlay.qos import SubscriptionQos, TopicQos
 
@@ -115,11 +117,20 @@ class Subscription(Endpoint):
         self._late = 0
         self._dropped = 0
         self._holding = False
+        self._resumption: Resumption | None = None
+        """Set for a while after the edge has changed."""
+        self._releasing: asyncio.TimerHandle | None = None
 
     def declaration(self) -> Declare:
         """The frame that tells an edge broker of this subscription."""
         request = self._request.to_record() if self._request is not None else None
-        return replace(super().declaration(), request=request, watches=self._awareness is not None)
+        resume = None
+        if self._was_declared:
+            histories = islice(reversed(self._histories.items()), RESUME_PUBLISHERS_MAX)
+            resume = tuple(number for item, history in histories for number in (item, history.highest))
+        return replace(
+            super().declaration(), request=request, watches=self._awareness is not None, resume=resume
+        )
 
     @property
     def limit_ms(self) -> float | None:
@@ -203,11 +214,59 @@ class Subscription(Endpoint):
             events_dropped=self._awareness.dropped if self._awareness is not None else 0,
         )
 
-    def deliver(self, message: Message, age_ns: int | None, now_ns: int) -> Verdict:
-        """A message arrived from the edge broker, of this age at most; says whether it is new."""
-        history = self._histories.get(message.publisher)
+    def deliver(
+        self, message: Message, age_ns: int | None, now_ns: int, bound_ns: int = 0, edge: int = 0
+    ) -> Verdict | None:
+        """A message arrived from an edge broker, of this age at most; says whether it is new.
+
+        None: that will be told when it is known, because the edge has just changed.
+        """
+        if self._resumption is None:
+            return self._accept(message, age_ns, now_ns)
+        self._deliver_in_order(self._resumption, Arrived(message, age_ns, now_ns, bound_ns, edge))
+        return None
+
+    def resume(self) -> None:
+        """The edge broker has changed: messages may come out of order for a while."""
+        if self._resumption is None:
+            self._resumption = Resumption()
+        self._resumption.begin(self._client.clock())
+
+    def _deliver_in_order(self, resumption: Resumption, arrived: Arrived) -> None:
+        history = self._history(arrived.message.publisher)
+        for item in resumption.take(arrived, history, self.qos):
+            self._accept_late(item)
+        self._look_again(resumption, arrived.now_ns)
+
+    def _accept_late(self, item: Arrived) -> None:
+        verdict = self._accept(item.message, item.age_ns, item.now_ns)
+        self._client.trace(item.message, verdict, item.age_ns, item.bound_ns, item.now_ns, item.edge)
+
+    def _release_held(self) -> None:
+        self._releasing = None
+        if self._resumption is not None and self._ended is None:
+            now_ns = self._client.clock()
+            for item in self._resumption.release(now_ns):
+                self._accept_late(item)
+            self._look_again(self._resumption, now_ns)
+
+    def _look_again(self, resumption: Resumption, now_ns: int) -> None:
+        """Come back when the next message stops waiting for its predecessors, or forget all that."""
+        if self._releasing is None and (due_ns := resumption.due_ns) is not None:
+            wait_s = max(0, due_ns - now_ns) / SECOND_NS
+            self._releasing = asyncio.get_running_loop().call_later(wait_s, self._release_held)
+        elif resumption.is_over(now_ns):
+            self._resumption = None
+
+    def _history(self, publisher: int) -> History:
+        history = self._histories.get(publisher)
         if history is None:
-            history = self._histories[message.publisher] = History()
+            history = self._histories[publisher] = History()
+        return history
+
+    def _accept(self, message: Message, age_ns: int | None, now_ns: int) -> Verdict:
+        """Give the application a message if it is new."""
+        history = self._history(message.publisher)
         highest = history.highest
         verdict = history.judge(message.sequence)
         if verdict is not Verdict.NEW:
@@ -245,6 +304,8 @@ class Subscription(Endpoint):
     def end(self, error: Exception) -> None:
         """No more messages; those that wait can still be taken."""
         super().end(error)
+        if self._releasing is not None:
+            self._releasing.cancel()
         self._arrived.set()
         if self._awareness is not None:
             self._awareness.end()

@@ -23,25 +23,23 @@ _EVENTS = {
 class ClientTracing:
     """Records what passes a client, from its first connection on."""
 
-    def __init__(self, settings: TraceSettings, node: str, link: Link) -> None:
+    def __init__(self, settings: TraceSettings, node: str) -> None:
         self._settings = settings
         self._node = node
-        self._link = link
-        self._edge = 0
         self._deadlines_ns: dict[int, int] = {}
         self._recorder: TraceRecorder | None = None
         self._tracer: Tracer | None = None
         self._flushing: asyncio.Task[None] | None = None
 
-    def welcome(self, edge: str, lan: str) -> None:
-        """Connected to an edge broker. Raises TracingError if the folder cannot be used."""
+    def welcome(self, link: Link, edge: str, lan: str) -> int:
+        """Connected to an edge broker: its number. Raises TracingError if the folder cannot be used."""
         if self._recorder is None:
             self._recorder = TraceRecorder.here(self._settings, self._node, Role.CLIENT, lan)
             self._tracer = Tracer(self._recorder.log)
             self._flushing = asyncio.get_running_loop().create_task(self._recorder.flush_regularly())
         assert self._tracer is not None
-        self._link.outbox.trace = self._tracer.link(edge)
-        self._edge = self._recorder.log.peer(edge)
+        link.outbox.trace = self._tracer.link(edge)
+        return self._recorder.log.peer(edge)
 
     def define_topic(self, endpoint: Endpoint) -> None:
         """An endpoint has been declared, or its topic has changed."""
@@ -55,7 +53,13 @@ class ClientTracing:
             self._tracer.publish(run, read_i64_le(run.data, BORN_OFFSET))
 
     def deliver(
-        self, message: Message, verdict: Verdict, age_ns: int | None, link_bound_ns: int, now_ns: int
+        self,
+        message: Message,
+        verdict: Verdict,
+        age_ns: int | None,
+        link_bound_ns: int,
+        now_ns: int,
+        edge: int,
     ) -> None:
         """A message came for a subscription, of this age at most; its last link took at most so long."""
         if self._recorder is None:
@@ -76,7 +80,7 @@ class ClientTracing:
             link_bound_ns=link_bound_ns,
             slack_ns=deadline_ns - age_ns if age_ns and deadline_ns else UNKNOWN_SLACK,
             deadline_ns=deadline_ns,
-            peer_in=self._edge,
+            peer_in=edge,
             reason=reason,
         )
 

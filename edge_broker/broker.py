@@ -10,6 +10,7 @@ and backup, so that failover needs no handshake.
 
 import asyncio
 import logging
+from bisect import bisect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -27,15 +28,26 @@ from coordinator import (
     Watch,
     client_of,
 )
+from edge_broker.arrivals import Arrivals
 from edge_broker.core import EdgeCore
 from edge_broker.declarations import Declarations
 from edge_broker.direct import DECIDE_S, DirectPaths
 from edge_broker.model import Peer
 from overlay.discovery import Announcement
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import FRAME_TARGET_BYTES, OUTBOX_SOFT_BYTES, SECOND_NS
+from overlay.limits import EDGES_TOLD_MAX_BYTES, FRAME_TARGET_BYTES, OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
-from overlay.messages import ControlMessage, Declare, Hello, Measured, Role, Undeclare, Welcome
+from overlay.messages import (
+    ControlMessage,
+    Declare,
+    Draining,
+    Hello,
+    Measured,
+    Resume,
+    Role,
+    Undeclare,
+    Welcome,
+)
 from overlay.outbox import Outbox
 from overlay.paths import Policy
 from overlay.quality import DelayHistogram
@@ -54,6 +66,8 @@ log = logging.getLogger("isthmus.edge")
 _ROUTER_LINGER_NS: Final = 30 * SECOND_NS
 """How long the link to a routing broker is kept after no topic here needs it."""
 _BACKPRESSURE_CHECK_S: Final = 0.02
+_TEXT_OVERHEAD_BYTES: Final = 3
+"""What a text takes in a frame besides its bytes, at most."""
 _RELEASE_S: Final = 0.002
 """How often messages that wait for a predecessor are looked at, while there are any."""
 _GATHER_S: Final = 0.1
@@ -75,13 +89,14 @@ class EdgeBroker:
         self.incarnation = self._host.new_incarnation()
         retain_more = config.delays if config.retain_more else None
         self._recorder = open_recorder(config.tracing, self.id, Role.EDGE, self.lan)
+        self.tracer = tracer_of(self._recorder, config.clock_drift_ppm)
         self.core = EdgeCore(
             self.id,
             self.lan,
             self.incarnation,
             retain_more,
             config.delays,
-            tracer=tracer_of(self._recorder, config.clock_drift_ppm),
+            tracer=self.tracer,
         )
         self.session = Session(
             config.zookeeper,
@@ -93,6 +108,7 @@ class EdgeBroker:
         self.coordinator = Coordinator(self.session, host=self._host)
         self.background = Background()
         self.declarations = Declarations(self)
+        self.arrivals = Arrivals(self)
         self.hub: Hub
         self.locator = ""
         self.http = ""
@@ -168,13 +184,18 @@ class EdgeBroker:
         log.info("edge broker serves", extra={"lan": self.lan, "locator": self.locator, "http": self.http})
 
     async def drain(self) -> None:
-        """Send clients to other edges, then let everything that waits go out."""
+        """Send clients to other edges and serve them until they have gone, then let all that waits go out."""
         self._draining = True
         await self.hub.stop_accepting()
         if self._announcer is not None:
             self._announcer.close()
-        for link in list(self._links.values()):
-            if link.role is Role.CLIENT and link.connection is not None:
+        clients = [link for link in self._links.values() if link.role is Role.CLIENT]
+        others = self._other_edges()
+        told = [link for link in clients if link.send(Draining(others))] if others else []
+        if told:
+            await wait_until(lambda: not any(link.is_up for link in told), self.config.drain_timeout_s / 2)
+        for link in clients:
+            if link.connection is not None:
                 link.connection.close(
                     CloseReason.DRAINING, "this edge broker is shutting down: use another one"
                 )
@@ -232,7 +253,6 @@ class EdgeBroker:
                 CloseReason.UNEXPECTED_FRAME,
                 f"a {hello.role} of LAN {hello.lan or 'none'} connects to an edge of LAN {self.lan}",
             )
-        others = [edge for edge in self.edges.values() if edge.lan == self.lan and edge.id != self.id]
         return link, Welcome(
             Role.EDGE,
             self.id,
@@ -240,7 +260,7 @@ class EdgeBroker:
             self.lan,
             self.coordinator.cluster,
             received=link.received if link.peer_incarnation == hello.incarnation else 0,
-            edges=tuple(edge.locator for edge in others),
+            edges=self._other_edges(),
         )
 
     def on_welcome(self, link: Link, welcome: Welcome) -> None:
@@ -260,6 +280,7 @@ class EdgeBroker:
             self.declarations.client_is_back(link)
         elif link.lan != self.lan:
             self.direct.link_up(link)
+        self.arrivals.tell()
 
     def on_link_down(self, link: Link, reason: CloseReason, detail: str) -> None:
         """Redirect at once if a routing broker is gone; give a client time to come back."""
@@ -322,6 +343,8 @@ class EdgeBroker:
             self.declarations.declare(link, message)
         elif link.role is Role.CLIENT and isinstance(message, Undeclare):
             self.declarations.undeclare(link, message.endpoint)
+        elif link.role is not Role.CLIENT and isinstance(message, Resume):
+            self.declarations.resume_elsewhere(link, message)
         elif link.role is Role.EDGE and isinstance(message, Measured):
             self.direct.on_measured(link, message)
         else:
@@ -473,13 +496,33 @@ class EdgeBroker:
     def _on_edges(self, edges: Mapping[str, EdgeRecord]) -> None:
         """Link up with the other edges of this LAN; the one with the lower name dials."""
         self.edges = edges
-        neighbours = {edge.id: edge for edge in edges.values() if edge.lan == self.lan and edge.id != self.id}
+        neighbours = {edge.id: edge for edge in edges.values() if self._is_neighbour(edge)}
         for name, record in neighbours.items():
             link = self.broker_link(name, Role.EDGE, self.lan)
             if self.id < name:
                 self._dial(link, record.locator, proxy=None)
         outboxes = {name: self.broker_link(name, Role.EDGE, self.lan).outbox for name in neighbours}
         self.core.set_lan_edges(outboxes)
+
+    def _other_edges(self) -> tuple[str, ...]:
+        """Where else in the LAN a client can go, as far as a frame should tell.
+
+        Each edge tells of those that follow it, so that all clients together know all of them.
+        """
+        neighbours = sorted(edge.id for edge in self.edges.values() if self._is_neighbour(edge))
+        following = bisect(neighbours, self.id)
+        told: list[str] = []
+        room = EDGES_TOLD_MAX_BYTES
+        for name in (*neighbours[following:], *neighbours[:following]):
+            locator = self.edges[name].locator
+            room -= len(locator.encode()) + _TEXT_OVERHEAD_BYTES
+            if room < 0:
+                break
+            told.append(locator)
+        return tuple(told)
+
+    def _is_neighbour(self, edge: EdgeRecord) -> bool:
+        return edge.lan == self.lan and edge.id != self.id
 
     def dial_routers(self, names: Iterable[str | None]) -> None:
         """Keep links to these routing brokers, those that are alive."""

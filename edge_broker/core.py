@@ -26,6 +26,8 @@ to its own clock (`overlay.delay`), so that on the WAN all messages of one edge 
 and can share frames. Outboxes are served by deadline, which is when a message was born plus what
 its topic allows.
 
+Subscribers and publishers that come from another edge go on where they were (`edge_broker.resuming`).
+
 Order: when copies of messages race on two ways, some are held back for their predecessors
 (`edge_broker.order`).
 
@@ -52,13 +54,13 @@ from edge_broker.model import (
     topic_statistics,
 )
 from edge_broker.order import Order
+from edge_broker.resuming import Resuming
 from edge_broker.targets import TOPICS_AT_A_TIME, Targets
 from overlay.batch import (
     BATCH_HEADER_BYTES,
     BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
-    NOTHING_SAMPLED,
     PUBLISHER_OFFSET,
     SEQUENCE_OFFSET,
     U32,
@@ -79,7 +81,7 @@ from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
 from overlay.shedding import Hop
 from overlay.trace import Reason
-from overlay.tracer import Tracer
+from overlay.tracer import Tracer, threshold_of
 from overlay.urgency import UNORDERED
 
 if TYPE_CHECKING:
@@ -108,7 +110,6 @@ class EdgeCore:
     ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
         self._tracer = tracer
-        self._sampled_below = NOTHING_SAMPLED if tracer is None else tracer.threshold
         self._unsent_most = unsent_most
         self._edge = edge
         self._retain_more = retain_more
@@ -121,6 +122,8 @@ class EdgeCore:
         self._dispatch = Dispatch(origin, tracer)
         self._order = Order(self._dispatch)
         self._targets = Targets(self._topics, self._dispatch, tracer)
+        self.resuming = Resuming(self._dispatch, self._targets)
+        """Endpoints that come from another edge."""
         self._accepted = 0
 
     # Control: clients and endpoints
@@ -155,6 +158,7 @@ class EdgeCore:
         topic = self._topics.get(topic_id)
         if topic is None:
             topic = self._topics[topic_id] = Topic(topic_id, name, qos, self._delays)
+            self._targets.update_routes(topic)
             if self._tracer is not None:
                 self._tracer.define_topic(topic_id, name, qos)
         return topic
@@ -212,6 +216,7 @@ class EdgeCore:
         topic.subscribers[client] -= 1
         if topic.subscribers[client] == 0:
             del topic.subscribers[client]
+            topic.resuming.pop(client, None)
             self._targets.update_routes(topic)
         return topic, EndpointKind.SUBSCRIBER
 
@@ -248,6 +253,7 @@ class EdgeCore:
             if now_ns - publisher.departed_ns > patience_ns:
                 self._dispatch.dropped[DropReason.NO_ROUTER] += publisher.retention.unsent
                 del topic.publishers[publisher.publisher_id]
+        self.resuming.expire(topic, now_ns)
         if topic.histories:
             topic.expire_histories(now_ns, _HISTORY_LINGER_NS)
 
@@ -278,7 +284,8 @@ class EdgeCore:
         topic.remote_edges = tuple(sorted({edge for lan, edge in subscribers if lan != self._lan}))
         was_interested = topic.interested_remotely
         topic.interested_remotely = any(lan != self._lan for lan, _ in subscribers)
-        if was_interested and not topic.interested_remotely:
+        if was_interested is not topic.interested_remotely:
+            # What was kept for others says nothing to those who are interested from now on.
             for publisher in topic.publishers.values():
                 publisher.retention.forget()
         self._targets.retarget(topic, touched, now_ns)
@@ -351,14 +358,17 @@ class EdgeCore:
         self._order.disturb(now_ns)
         return self._targets.direct_down(name, now_ns)
 
-    def set_paths(self, topic: Topic, choices: Mapping[str, Choice]) -> None:
-        """How messages of a topic get to edges of other LANs; to those not named by the routing broker."""
-        self._targets.set_paths(topic, choices)
+    def set_paths(self, topic: Topic, choices: Mapping[str, Choice], now_ns: int) -> set[Peer]:
+        """How messages of a topic get to edges of other LANs; to those not named by the routing broker.
+
+        Returns peers with new data.
+        """
+        return self._targets.set_paths(topic, choices, now_ns)
 
     def send_reserves(self, now_ns: int) -> set[Peer]:
         """Send what was not acknowledged in time by the routing broker; called every few ms."""
         touched: set[Peer] = set()
-        self._dispatch.send_reserves(touched, now_ns)
+        self._targets.send_reserves(touched, now_ns)
         return touched
 
     @property
@@ -380,7 +390,7 @@ class EdgeCore:
         `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
-        sampled = check_messages(body, header.messages, self._sampled_below)
+        sampled = check_messages(body, header.messages, threshold_of(self._tracer))
         publishers = publishers_of(client.publishers, body)
         data = on_our_clock(body, publishers, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
         self._accepted += len(publishers)
@@ -410,12 +420,11 @@ class EdgeCore:
             if topic.is_turning:
                 self._targets.turn_now(topic, touched, now_ns)
             topic.messages += 1
-            if topic.interested_remotely:
-                if topic.target is None and topic.via_routing:
-                    if not self._keep_unsent(publisher, topic, data[start:end]):
-                        self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
-                elif topic.kept_messages:
-                    publisher.retention.keep_sent(data[start:end])
+            if topic.interested_remotely and topic.target is None and topic.via_routing:
+                if not self._keep_unsent(publisher, topic, data[start:end]):
+                    self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
+            elif topic.keeps_sent:
+                publisher.retention.keep_sent(data[start:end])
             route = topic.ingress
             if topic.subscribers:
                 if self._dispatch.is_new(topic, publisher.publisher_id, sequence, data, start, came, now_ns):
@@ -423,6 +432,8 @@ class EdgeCore:
                     self._dispatch.delivered += 1
                 else:
                     route = topic.forward
+                    if topic.resuming:
+                        self._dispatch.repeat_own(topic, data[start:end], touched, now_ns)
             if route is not run_route or start != run_end or born != run_born:
                 if run_route is not None:
                     run = cut_run(run_messages, data, run_start, run_end, came)
@@ -449,7 +460,7 @@ class EdgeCore:
         Returns the number of messages and the clients that got some.
         """
         header = decode_batch_header(body)
-        sampled = check_messages(body, header.messages, self._sampled_below)
+        sampled = check_messages(body, header.messages, threshold_of(self._tracer))
         header = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
         came: Passage | None = None
         if sampled is not None and self._tracer is not None:
@@ -492,6 +503,8 @@ class EdgeCore:
                 self._order.deliver(publisher_id, sequence, item, touched, now_ns, astray)
                 continue
             elif not self._dispatch.is_new(topic, publisher_id, sequence, body, start, came, now_ns):
+                if topic.resuming:
+                    self._dispatch.repeat(topic, header, body[start:end], touched, now_ns)
                 continue
             topic.delivered += 1
             self._dispatch.delivered += 1
@@ -529,6 +542,7 @@ class EdgeCore:
             messages_delivered=self._dispatch.delivered,
             messages_resent=self._targets.resent,
             messages_held=self._order.held_total,
+            messages_repeated=self._dispatch.repeated,
             messages_from_reserve=self._dispatch.from_reserve,
             path_changes=self._targets.path_changes,
             target_changes=self._targets.changes,
@@ -542,7 +556,8 @@ class EdgeCore:
             assert set(topic.deliver.peers) == set(topic.subscribers)
             if not topic.interested_remotely:
                 assert topic.target is None
-                assert all(not publisher.retention for publisher in topic.publishers.values())
+                kept = any(publisher.retention for publisher in topic.publishers.values())
+                assert not kept or topic.keeps_sent
             for publisher_id, publisher in topic.publishers.items():
                 publisher.retention.validate()
                 assert publisher.client is None or publisher.client.publishers[publisher_id] is publisher

@@ -15,6 +15,7 @@ in time finds everything as it was; one that says goodbye is taken at its word.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,13 @@ from edge_broker.model import Peer, Topic
 from edge_broker.targets import TOPICS_AT_A_TIME
 from overlay.bounds import Delays, admit, admit_request, check_admission
 from overlay.errors import AccessDeniedError, InvalidNameError, OverlayError, QosError
-from overlay.limits import ENDPOINTS_MAX_PER_CLIENT, PUBLISHERS_TOLD_MAX, ROUTE_LINGER_NS, SECOND_NS
+from overlay.limits import (
+    DECLARATIONS_MAX_PER_CLIENT,
+    ENDPOINTS_MAX_PER_CLIENT,
+    PUBLISHERS_TOLD_MAX,
+    ROUTE_LINGER_NS,
+    SECOND_NS,
+)
 from overlay.lingering import Lingering
 from overlay.messages import (
     Declare,
@@ -35,9 +42,12 @@ from overlay.messages import (
     QosChanged,
     QosIntent,
     Refused,
+    Resume,
+    Role,
 )
 from overlay.names import check_topic
 from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos, explain_difference, strictest
+from overlay.resume import check_sender, positions_of, request_of
 from runtime.access import Action
 from runtime.link import Link
 
@@ -58,9 +68,11 @@ class _Known:
         self.watch = watch
         self.declared = declared
         """What the topic offers; `topic.qos` is that, or stricter if a subscriber asks for it."""
-        self.subscriptions: dict[int, tuple[Peer, SubscriptionQos]] = {}
-        """Of local clients: whose they are and what they ask for."""
-        self.watchers: dict[int, Peer] = {}
+        self.subscriptions: dict[tuple[Peer, int], SubscriptionQos] = {}
+        """Of local clients: whose they are and what they ask for. Two clients may have drawn the same id."""
+        self.registered: Counter[tuple[int, SubscriptionQos]] = Counter()
+        """How many of those have the same name in ZooKeeper."""
+        self.watchers: dict[tuple[Peer, int], None] = {}
         """Subscriptions of local clients that want to know who publishes."""
         self.view: TopicView | None = None
         self.subscribers: Lingering[Endpoint] = Lingering(ROUTE_LINGER_NS)
@@ -77,6 +89,8 @@ class Declarations:
         self._expiries: dict[Link, list[asyncio.TimerHandle]] = {}
         self._pending: set[tuple[Link, int]] = set()
         """Endpoints whose declaration is being worked on."""
+        self._running: Counter[Link] = Counter()
+        """Declarations that are being worked on."""
 
     def close(self) -> None:
         """Stop mirroring and forget all timers."""
@@ -92,8 +106,22 @@ class Declarations:
 
     def declare(self, link: Link, message: Declare) -> None:
         """A client declares an endpoint."""
+        if self._running[link] >= DECLARATIONS_MAX_PER_CLIENT:
+            reason = (
+                f"{DECLARATIONS_MAX_PER_CLIENT} declarations of this client are being worked on, no more are "
+                "allowed at once: wait for answers"
+            )
+            link.send(Refused(message.endpoint, "busy", reason))
+            return
+        self._running[link] += 1
         self._pending.add((link, message.endpoint))
-        self._broker.background.spawn(self._declare(link, message), f"declare {message.topic}")
+        task = self._broker.background.spawn(self._declare(link, message), f"declare {message.topic}")
+        task.add_done_callback(lambda _: self._declared(link))
+
+    def _declared(self, link: Link) -> None:
+        self._running[link] -= 1
+        if not self._running[link]:
+            del self._running[link]
 
     def undeclare(self, link: Link, endpoint: int) -> None:
         """A client takes an endpoint back, perhaps before its declaration has been answered."""
@@ -177,6 +205,7 @@ class Declarations:
                 return  # it will declare again when it is back, or has changed its mind
             topic = known.topic
             self._check_access(link, message)  # rules may have changed meanwhile
+            is_known = message.endpoint in client.subscriptions or message.endpoint in topic.publishers
             broker.core.add_endpoint(client, message.kind, message.endpoint, topic)
             if link.principal is not None and message.kind is EndpointKind.PUBLISHER:
                 client.publishers[message.endpoint].principal = link.principal.name
@@ -193,6 +222,8 @@ class Declarations:
         registered = broker.background.spawn(
             self._register(topic.name, endpoint), f"register {endpoint.name}"
         )
+        if not is_known:
+            self._resume(topic, client, message)
         viewed = asyncio.ensure_future(known.viewed.wait())
         try:
             await asyncio.wait({registered, viewed}, timeout=_ANSWER_WITHIN_S)
@@ -206,16 +237,47 @@ class Declarations:
         if message.kind is EndpointKind.PUBLISHER:
             link.send(Matched(message.endpoint, topic.subscribers_everywhere))
         elif message.watches:
-            known.watchers[message.endpoint] = client
+            known.watchers[client, message.endpoint] = None
             link.send(_publishers(message.endpoint, topic))
+
+    def _resume(self, topic: Topic, client: Peer, message: Declare) -> None:
+        """An endpoint that is new here goes on where it was, if it was at another edge."""
+        broker = self._broker
+        if message.kind is EndpointKind.PUBLISHER:
+            if message.intent is QosIntent.NEW:
+                broker.core.resuming.publisher_here(topic, broker.hub.clock())
+        elif message.resume is not None:
+            frame = Resume(
+                topic.name, message.endpoint, broker.lan, broker.id, message.request, message.resume
+            )
+            broker.arrivals.begin(topic, client, frame)
+
+    def resume_elsewhere(self, link: Link, message: Resume) -> None:
+        """A subscriber has come to another edge: send there from now on, and what it has missed."""
+        broker = self._broker
+        if link.role is Role.EDGE:
+            check_sender(message, link.peer, broker.lan)
+        positions, request = positions_of(message.positions), request_of(message)
+        known = self._known.get(message.topic)
+        if known is None or known.view is None or message.edge == broker.id:
+            return
+        now_ns = broker.hub.clock()
+        endpoint = Endpoint(EndpointKind.SUBSCRIBER, message.lan, message.edge, message.endpoint, request)
+        known.subscribers.expect(endpoint, now_ns)
+        self._set_interest(known)
+        router, edge = ("", link.peer) if link.role is Role.EDGE else (link.peer, "")
+        broker.flush(broker.core.resuming.elsewhere(known.topic, positions, now_ns, router, edge))
 
     def _note_subscription(
         self, known: _Known, endpoint: int, client: Peer, request: SubscriptionQos
     ) -> None:
-        before = known.subscriptions.get(endpoint)
-        known.subscriptions[endpoint] = client, request
-        if before is not None and before[1] != request:
-            self._unregister_soon(known.topic.name, EndpointKind.SUBSCRIBER, endpoint, before[1])
+        before = known.subscriptions.get((client, endpoint))
+        if before == request:
+            return
+        known.subscriptions[client, endpoint] = request
+        known.registered[endpoint, request] += 1
+        if before is not None:
+            self._forget_subscription(known, endpoint, before)
 
     async def _change_qos(self, known: _Known, message: Declare) -> TopicQos:
         """A publisher wants its topic to have another quality of service. Raises if it cannot be.
@@ -272,7 +334,9 @@ class Declarations:
     async def _known_topic(self, link: Link, message: Declare) -> _Known:
         """The mirrored topic of a declaration. Raises if it cannot be."""
         client: Peer = link.context
-        if len(client.publishers) + len(client.subscriptions) >= ENDPOINTS_MAX_PER_CLIENT:
+        endpoints = len(client.publishers) + len(client.subscriptions)
+        is_known = message.endpoint in client.publishers or message.endpoint in client.subscriptions
+        if endpoints >= ENDPOINTS_MAX_PER_CLIENT and not is_known:
             raise QosError(
                 f"this client has {ENDPOINTS_MAX_PER_CLIENT} endpoints, no more are allowed: "
                 "close some, or use a second client"
@@ -340,10 +404,11 @@ class Declarations:
         publishers_before = known.topic.known_publishers
         self._set_interest(known)
         if known.topic.known_publishers != publishers_before:
-            for endpoint_id, client in known.watchers.items():
+            for client, endpoint_id in known.watchers:
                 self._broker.tell_client(client, _publishers(endpoint_id, known.topic))
         self._broker.partners.set_topic(view.record.name, view.record.primary, view.record.backup)
         self._broker.dial_routers((view.record.primary, view.record.backup))
+        self._broker.arrivals.tell()
         known.viewed.set()
         subscribers = sum(endpoint.kind is EndpointKind.SUBSCRIBER for endpoint in view.endpoints)
         if subscribers != known.topic.subscribers_everywhere:
@@ -379,7 +444,7 @@ class Declarations:
         record = qos.to_record()
         for endpoint_id, publisher in topic.publishers.items():
             self._broker.tell_client(publisher.client, QosChanged(endpoint_id, record))
-        for endpoint_id, (client, _) in known.subscriptions.items():
+        for client, endpoint_id in known.subscriptions:
             self._broker.tell_client(client, QosChanged(endpoint_id, record))
 
     def expire_interest(self, now_ns: int) -> Iterator[None]:
@@ -405,10 +470,19 @@ class Declarations:
         if removed is not None:
             topic, kind = removed
             known = self._known.get(topic.name)
-            _, request = known.subscriptions.pop(endpoint, _NO_SUBSCRIPTION) if known else _NO_SUBSCRIPTION
-            if known is not None:
-                known.watchers.pop(endpoint, None)
-            self._unregister_soon(topic.name, kind, endpoint, request)
+            if kind is EndpointKind.PUBLISHER or known is None:
+                self._unregister_soon(topic.name, kind, endpoint, NO_REQUEST)
+                return
+            known.watchers.pop((link.context, endpoint), None)
+            request = known.subscriptions.pop((link.context, endpoint), None)
+            if request is not None:
+                self._forget_subscription(known, endpoint, request)
+
+    def _forget_subscription(self, known: _Known, endpoint: int, request: SubscriptionQos) -> None:
+        known.registered[endpoint, request] -= 1
+        if not known.registered[endpoint, request]:  # else another client drew the same id
+            del known.registered[endpoint, request]
+            self._unregister_soon(known.topic.name, EndpointKind.SUBSCRIBER, endpoint, request)
 
     def _unregister_soon(
         self, topic: str, kind: EndpointKind, endpoint_id: int, request: SubscriptionQos
@@ -422,9 +496,6 @@ class Declarations:
             await self._broker.coordinator.remove_endpoint(topic, endpoint)
         except CoordinationError as error:
             log.warning("endpoint not unregistered yet", extra={"topic": topic, "error": str(error)})
-
-
-_NO_SUBSCRIPTION: Final = (None, NO_REQUEST)
 
 
 def _publishers(endpoint: int, topic: Topic) -> Publishers:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_broker.model import Topic
+from edge_broker.model import Peer, Topic
 from overlay.express import RESIDUAL
 from overlay.limits import COPIES_MAX, MIB
 from overlay.locator import Locator
@@ -114,6 +114,7 @@ class DirectPaths:
         now_ns = self._broker.hub.clock()
         # Thousands of topics have few different answers, and finding one takes some hundred microseconds.
         chosen: dict[object, Mapping[str, Choice]] = {}
+        touched: set[Peer] = set()
         for topic in self._topics():
             key = (topic.remote_edges, topic.deadline_ns, topic.target, self.policy(topic))
             choices = chosen.get(key)
@@ -124,10 +125,11 @@ class DirectPaths:
                     if (choice := self._choose(topic, edge, now_ns))
                 }
             if choices != topic.choices:
-                self._broker.core.set_paths(topic, choices)
+                touched |= self._broker.core.set_paths(topic, choices, now_ns)
         for topic in self._broker.core.topics.values():
             if topic.choices and self.policy(topic) is Policy.SINGLE:
-                self._broker.core.set_paths(topic, {})
+                touched |= self._broker.core.set_paths(topic, {}, now_ns)
+        self._broker.flush(touched)
 
     def on_measured(self, link: Link, message: Measured) -> None:
         """Another edge tells what it knows of its links from routing brokers."""

@@ -17,7 +17,7 @@ from overlay.outbox import Ticket
 from overlay.tracer import Tracer, reason_named
 
 
-class _Reserve:
+class Reserve:
     """A run sent to edges directly, which a routing broker gets if they do not acknowledge it in time."""
 
     __slots__ = ("deadline_ns", "router", "run", "tickets", "urgency")
@@ -35,15 +35,17 @@ class Dispatch:
     """What an edge sends and drops."""
 
     def __init__(self, origin: int, tracer: Tracer | None) -> None:
-        self._origin = origin
+        self.origin = origin
         self._tracer = tracer
         self.dropped: Counter[str] = Counter()
         """Messages by reason."""
         self.from_reserve = 0
         """Messages sent to a routing broker because edges had not acknowledged them in time."""
-        self._reserves: list[tuple[int, int, _Reserve]] = []
+        self._reserves: list[tuple[int, int, Reserve]] = []
         """A heap by due time; the number in between keeps the order of those due at once."""
         self._reserved = 0
+        self.repeated = 0
+        """Messages given again to subscribers that came from another edge."""
         self.delivered = 0
         """Messages given to local subscribers, each once however many there are."""
 
@@ -81,23 +83,43 @@ class Dispatch:
 
     def send(self, route: Route, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run that starts its journey here; its messages are stamped with our clock."""
-        self.append(route, BatchHeader(route.urgency, self._origin, 0, 0), run, touched, now_ns)
+        self.append(route, BatchHeader(route.urgency, self.origin, 0, 0), run, touched, now_ns)
 
     @property
     def has_reserves(self) -> bool:
         """Some messages may have to be sent on another path."""
         return bool(self._reserves)
 
-    def send_reserves(self, touched: set[Peer], now_ns: int) -> None:
-        """Send to routing brokers what edges should have acknowledged by now."""
+    def take_overdue(self, now_ns: int) -> list[Reserve]:
+        """What edges should have acknowledged by now."""
         reserves = self._reserves
+        overdue: list[Reserve] = []
         while reserves and reserves[0][0] <= now_ns:
             late = heappop(reserves)[2]
-            if all(ticket.cancelled for ticket in late.tickets):
-                continue
-            self.from_reserve += late.run.messages
-            late.router.outbox.append(late.deadline_ns, late.urgency, self._origin, 0, late.run, now_ns)
-            touched.add(late.router)
+            if not all(ticket.cancelled for ticket in late.tickets):
+                self.from_reserve += late.run.messages
+                overdue.append(late)
+        return overdue
+
+    def repeat(
+        self, topic: Topic, header: BatchHeader, message: bytes, touched: set[Peer], now_ns: int
+    ) -> None:
+        """Give a message that was delivered here before to those who came later and resume."""
+        born_ns = read_i64_le(message, BORN_OFFSET)
+        known = born_ns and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
+        deadline = (born_ns - header.clock_shift_ns if known else now_ns) + topic.deadline_ns
+        for client, until_ns in topic.resuming.items():
+            if now_ns < until_ns:
+                dropped = client.outbox.append(
+                    deadline, header.urgency, header.origin, header.clock_shift_ns, Run(1, message), now_ns
+                )
+                self.dropped[DropReason.OUTBOX_FULL] += dropped
+                self.repeated += 1
+                touched.add(client)
+
+    def repeat_own(self, topic: Topic, message: bytes, touched: set[Peer], now_ns: int) -> None:
+        """The same for a message of a local publisher, stamped with our clock."""
+        self.repeat(topic, BatchHeader(topic.requirements[1], self.origin, 0, 0), message, touched, now_ns)
 
     def append(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
         """Queue a run for all peers of a route, or less of it for those that are overloaded."""
@@ -128,5 +150,5 @@ class Dispatch:
         if tickets and route.reserve is not None:
             due_ns = (born_ns or now_ns) + route.reserve_after_ns
             self._reserved += 1
-            reserve = _Reserve(deadline, header.urgency, run, route.reserve, tickets)
+            reserve = Reserve(deadline, header.urgency, run, route.reserve, tickets)
             heappush(self._reserves, (due_ns, self._reserved, reserve))

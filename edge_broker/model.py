@@ -146,9 +146,11 @@ class Topic:
         "interested_edges",
         "interested_remotely",
         "is_turning",
+        "keeps_sent",
         "kept_messages",
         "known_publishers",
         "messages",
+        "mixed_until_ns",
         "name",
         "primary",
         "publishers",
@@ -156,6 +158,7 @@ class Topic:
         "relied_on",
         "remote_edges",
         "requirements",
+        "resuming",
         "subscribers",
         "subscribers_everywhere",
         "target",
@@ -191,6 +194,12 @@ class Topic:
         """Those that were sent to directly alone since their link came up: it may hold the only copies."""
         self.via_routing = True
         """Messages for other LANs go to the routing broker; if not, every edge gets them directly."""
+        self.keeps_sent = False
+        """What is sent is kept for sending again, also within a LAN if subscribers can change their edge."""
+        self.mixed_until_ns = 0
+        """So long messages of a publisher that came from another edge may race with those it sent there."""
+        self.resuming: dict[Peer, int] = {}
+        """Clients whose subscribers came from another edge: so long they get also what others had before."""
         self.subscribers_everywhere = 0
         self.known_publishers: frozenset[int] = frozenset()
         self.target: Peer | None = None
@@ -266,6 +275,8 @@ class EdgeStatistics:
     messages_delivered: int
     messages_resent: int
     messages_held: int
+    messages_repeated: int
+    """Given again to subscribers that came from another edge."""
     messages_from_reserve: int
     """Sent to the routing broker because an edge had not acknowledged them in time."""
     path_changes: int

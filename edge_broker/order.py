@@ -17,7 +17,7 @@ from edge_broker.dispatch import Dispatch
 from edge_broker.frames import born_here_ns
 from edge_broker.model import DropReason, Held, Peer, Topic
 from overlay.batch import cut_run
-from overlay.limits import MILLISECOND_NS, SECOND_NS
+from overlay.limits import HELD_MAX_BYTES, MILLISECOND_NS, RUN_OVERHEAD_BYTES, SECOND_NS
 from overlay.urgency import UNORDERED
 
 _DISTURBED_FOR_NS: Final = 1 * SECOND_NS
@@ -67,6 +67,9 @@ class Order:
         """By publisher."""
         self.held_total = 0
         """Messages ever held back."""
+        self.held_bytes = 0
+        """Memory of those held back now."""
+        self.held_most_bytes = HELD_MAX_BYTES
 
     def disturb(self, now_ns: int) -> None:
         """Messages may come out of order for a while."""
@@ -102,7 +105,10 @@ class Order:
                     held = self.held[publisher_id] = _Waiting()
                 held.add(sequence, item._replace(until_ns=until_ns, patient_until_ns=patient_until_ns))
                 self.held_total += 1
-                if until_ns <= now_ns:
+                self.held_bytes += _size(item)
+                if self.held_bytes > self.held_most_bytes:
+                    self._release_all(publisher_id, touched, now_ns)
+                elif until_ns <= now_ns:
                     self._release_overdue(publisher_id, touched, now_ns)
                 return
         self._deliver_now(publisher_id, sequence, item, touched, now_ns)
@@ -133,6 +139,8 @@ class Order:
             dispatch.delivered += 1
             run = cut_run(1, item.data, 0, len(item.data), item.came)
             dispatch.append(topic.deliver, item.header, run, touched, now_ns)
+        elif topic.resuming:
+            dispatch.repeat(topic, item.header, item.data, touched, now_ns)
 
     def _release_overdue(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
         """Deliver what can wait no longer, and what waits before it."""
@@ -141,8 +149,20 @@ class Order:
             return
         last = max((sequence for sequence, item in held.items.items() if item.until_ns <= now_ns), default=0)
         while held.items and held.first <= last and not _is_patient(publisher_id, held, now_ns):
-            self._deliver_now(publisher_id, held.first, held.pop(), touched, now_ns)
+            self._deliver_held(publisher_id, held, touched, now_ns)
         self._release_successors(publisher_id, touched, now_ns)
+
+    def _release_all(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
+        """Too much waits: let go of a publisher's messages, whatever is missing before them."""
+        held = self.held.pop(publisher_id)
+        while held.items:
+            self._deliver_held(publisher_id, held, touched, now_ns)
+
+    def _deliver_held(self, publisher_id: int, held: _Waiting, touched: set[Peer], now_ns: int) -> None:
+        sequence = held.first
+        item = held.pop()
+        self.held_bytes -= _size(item)
+        self._deliver_now(publisher_id, sequence, item, touched, now_ns)
 
     def _release_successors(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
         """Deliver held messages that have no gap before them any more."""
@@ -153,8 +173,12 @@ class Order:
             first = held.first
             if _missing(publisher_id, first, held.items[first]) > 0:
                 return
-            self._deliver_now(publisher_id, first, held.pop(), touched, now_ns)
+            self._deliver_held(publisher_id, held, touched, now_ns)
         del self.held[publisher_id]
+
+
+def _size(item: Held) -> int:
+    return len(item.data) + RUN_OVERHEAD_BYTES
 
 
 def _is_patient(publisher_id: int, held: _Waiting, now_ns: int) -> bool:

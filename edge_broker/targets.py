@@ -55,6 +55,8 @@ class Targets:
         self._tracer = tracer
         self.routers_up: dict[str, Peer] = {}
         self.lan_edges: dict[str, Peer] = {}
+        self._has_neighbours = False
+        """This LAN has had other edges: clients of one that has just gone may come here."""
         self._routes: dict[object, Route] = {}
         self._unsure: dict[int, Unsure] = {}
         self.directly: dict[str, Peer] = {}
@@ -125,6 +127,7 @@ class Targets:
         """The other edges of this LAN, by name."""
         if outboxes.keys() == self.lan_edges.keys():
             return
+        self._has_neighbours = self._has_neighbours or bool(outboxes)
         self.lan_edges = {name: Peer(f"{Role.EDGE}:{name}", outbox) for name, outbox in outboxes.items()}
         for peer in self.lan_edges.values():
             self._dispatch.trace_link(peer)
@@ -146,7 +149,7 @@ class Targets:
         again = Resending()
         for topic in self._topics.values():
             if name in topic.direct:
-                self.set_paths(topic, topic.choices)
+                self._apply_paths(topic, topic.choices)
             # Whatever its path is by now: a link that fails is often given up a moment before it breaks.
             if name not in topic.relied_on:
                 continue
@@ -159,12 +162,65 @@ class Targets:
         self._send_again(again, touched, now_ns)
         return touched
 
-    def set_paths(self, topic: Topic, choices: Mapping[str, Choice]) -> None:
-        """How a topic's messages get to edges of other LANs."""
+    def set_paths(self, topic: Topic, choices: Mapping[str, Choice], now_ns: int) -> set[Peer]:
+        """How a topic's messages get to edges of other LANs; returns peers with new data.
+
+        An edge that is sent to directly from now on first gets what waits for a routing broker: newer
+        messages would overtake it, and it would come too late. And what waits on a path that is given up
+        because it has become too slow need not wait there: the routing broker gets it too.
+        """
+        before, was_routed = topic.direct, topic.via_routing
+        self._apply_paths(topic, choices)
+        touched: set[Peer] = set()
+        again = Resending()
+        added = tuple(self.directly[edge] for edge in topic.direct if edge not in before)
+        if added:
+            route = self._route(added, topic)
+            for publisher in topic.publishers.values():
+                for message in publisher.retention.unsent_messages():
+                    again.add(route, message)
+        if topic.via_routing and not was_routed and topic.target is not None and not topic.is_turning:
+            left = [
+                self.directly[edge] for edge in before if edge not in topic.direct and edge in self.directly
+            ]
+            self._send_waiting(topic, left, topic.target, again)
+        self._send_again(again, touched, now_ns)
+        return touched
+
+    def _send_waiting(self, topic: Topic, left: Iterable[Peer], target: Peer, again: Resending) -> None:
+        """Send a routing broker what waits for edges that are not sent to directly any more."""
+        route = self._route((target,), topic)
+        for peer in left:
+            pending = {} if peer.outbox.is_idle else self._pending_for(peer)
+            for publisher_id in topic.publishers:
+                for _, message in sorted(pending.get(publisher_id, {}).items()):
+                    again.add(route, message)
+                    self.resent += 1
+
+    def _apply_paths(self, topic: Topic, choices: Mapping[str, Choice]) -> None:
         before = (topic.direct, topic.via_routing)
         topic.choices = choices
         self._update_onward(topic)
         self.path_changes += before != (topic.direct, topic.via_routing)
+
+    def send_reserves(self, touched: set[Peer], now_ns: int) -> None:
+        """Send to routing brokers what edges should have acknowledged by now.
+
+        To those that stood in reserve when it was sent; if they are gone, to those its topics have now.
+        """
+        again = Resending()
+        for late in self._dispatch.take_overdue(now_ns):
+            if self.routers_up.get(late.router.bare_name) is late.router:
+                late.router.outbox.append(
+                    late.deadline_ns, late.urgency, self._dispatch.origin, 0, late.run, now_ns
+                )
+                touched.add(late.router)
+                continue
+            for message in _messages_of(late.run.data):
+                topic = self._topics.get(read_i64_le(message, 0) & U32)
+                if topic is not None and topic.target is not None:
+                    again.add(self._route((topic.target,), topic), message)
+        self._send_again(again, touched, now_ns)
 
     def choose(self, topic: Topic) -> Peer | None:
         """The routing broker this topic's messages should go to; None if to none."""
@@ -179,6 +235,18 @@ class Targets:
         """The topic's routing brokers or the interest in it may have changed."""
         again = Resending()
         self._retarget(topic, again)
+        self._send_again(again, touched, now_ns)
+
+    def send_missed(
+        self, topic: Topic, via: Peer, positions: Mapping[int, int], touched: set[Peer], now_ns: int
+    ) -> None:
+        """A subscriber elsewhere resumes: send what is retained beyond its positions."""
+        route = self._route((via,), topic)
+        again = Resending()
+        for publisher in topic.publishers.values():
+            for message in publisher.retention.after(positions.get(publisher.publisher_id)):
+                again.add(route, message)
+                self.resent += 1
         self._send_again(again, touched, now_ns)
 
     def update_routes(self, topic: Topic) -> None:
@@ -255,6 +323,7 @@ class Targets:
         onward += [self.directly[edge] for edge in topic.direct]
         if topic.target is not None and topic.via_routing:
             onward.append(topic.target)
+        topic.keeps_sent = topic.kept_messages > 0 and (topic.interested_remotely or self._has_neighbours)
         topic.forward = topic.ingress = self._route(tuple(onward), topic, reserve, reserve_after_ns)
         if topic.subscribers:
             topic.ingress = self._route((*topic.subscribers, *onward), topic, reserve, reserve_after_ns)
@@ -291,7 +360,7 @@ class Targets:
     ) -> Route:
         # A peer is nobody's equal but its own, so peers are good keys.
         # What was sent directly alone may still be on its way when the path has been given up.
-        unordered = bool(topic.choices or topic.relied_on)
+        unordered = bool(topic.choices or topic.relied_on or topic.mixed_until_ns)
         key = (peers, topic.requirements, topic if topic.floor_ns else None, unordered, reserve)
         route = self._routes.get(key)
         if route is None:
@@ -309,6 +378,18 @@ class Targets:
         if topic.floor_ns:
             route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
         return route
+
+
+def _messages_of(data: bytes) -> list[bytes]:
+    """The messages of a run, each on its own."""
+    found: list[bytes] = []
+    end: i64 = 0
+    while end < len(data):
+        start = end
+        length: i64 = read_i64_le(data, start + LENGTH_WORD_OFFSET) >> 32
+        end = start + MESSAGE_HEADER_BYTES + (length & U32)
+        found.append(data[start:end])
+    return found
 
 
 def _topic_ids(bodies: Iterable[bytes]) -> set[int]:

@@ -6,7 +6,8 @@ the runs that leave on one link. A message starts with a fixed header:
 
     topic u32 | publisher u64 | sequence u64 | born u64 | length u32 | payload
 
-Publishers, sequences and times stay below 2^63, so that they can be read as signed numbers.
+Publishers stay below 2^63 and are read as signed numbers; sequences, times and clock shifts stay
+below 2^61 (`WIRE_NUMBER_BITS`), so that sums of a few of them are signed numbers too.
 The loops that look at every message read single fields with `librt`: compiled they are machine
 code (`make compile`), interpreted they cost about what `struct` does.
 """
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import read_i64_le
 
 from overlay.errors import CloseReason, ProtocolError
-from overlay.messages import FrameKind, Message
+from overlay.limits import WIRE_NUMBER_BITS
+from overlay.messages import UNKNOWN_CLOCK_SHIFT, FrameKind, Message
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -33,6 +35,10 @@ BORN_OFFSET: Final = 20
 BORN_END: Final = 28
 LENGTH_WORD_OFFSET: Final = 24
 """The length is the upper half of the eight bytes here, the topic the lower half of those at 0."""
+_SEQUENCE_TOP: Final = 19
+_BORN_TOP: Final = 27
+"""The highest bytes of a message's sequence and time of birth: they tell whether these are too large."""
+_TOP_BYTE_BITS: Final = WIRE_NUMBER_BITS - 56
 U32: Final = 0xFFFF_FFFF
 _BEYOND: Final = 0x7FFF_FFFF
 
@@ -52,6 +58,8 @@ BATCH_HEADER_BYTES: Final = 31
 FRAME_OVERHEAD_BYTES: Final = 36
 
 assert MESSAGE_HEADER.size == MESSAGE_HEADER_BYTES
+assert _SEQUENCE_TOP == SEQUENCE_OFFSET + 7
+assert _BORN_TOP == BORN_OFFSET + 7 == BORN_END - 1
 assert _BATCH_HEADER.size == BATCH_HEADER_BYTES
 assert _FRAME_AND_BATCH_HEADER.size == FRAME_OVERHEAD_BYTES
 
@@ -183,11 +191,19 @@ def decode_batch_header(body: bytes) -> BatchHeader:
             f"data frame of {len(body)} bytes, its header alone has {BATCH_HEADER_BYTES}",
         )
     urgency, origin, clock_shift_ns, sent_ns, messages = _BATCH_HEADER.unpack_from(body)
+    if sent_ns >> WIRE_NUMBER_BITS or (
+        abs(clock_shift_ns) >> WIRE_NUMBER_BITS and clock_shift_ns != UNKNOWN_CLOCK_SHIFT
+    ):
+        raise ProtocolError(
+            CloseReason.BAD_FRAME,
+            f"data frame sent at {sent_ns} with clock shift {clock_shift_ns}:"
+            f" both stay below 2^{WIRE_NUMBER_BITS}",
+        )
     return BatchHeader(urgency, origin, clock_shift_ns, messages, sent_ns)
 
 
 def check_messages(body: bytes, count: int, threshold: int = NOTHING_SAMPLED) -> list[int] | None:
-    """Raise ProtocolError unless `count` whole messages fill the body of a data frame.
+    """Raise ProtocolError unless `count` whole messages with numbers in bounds fill a data frame's body.
 
     Returns where its sampled messages start, in order, None if there are none: this is the one place
     that looks at every message of every frame, so that tracing costs one more word of each.
@@ -198,13 +214,13 @@ def check_messages(body: bytes, count: int, threshold: int = NOTHING_SAMPLED) ->
     last_start: i64 = end - MESSAGE_HEADER_BYTES
     seen: i64 = 0
     below: i64 = threshold
+    top_bytes: i64 = 0
     while offset <= last_start:
+        top_bytes |= body[offset + _SEQUENCE_TOP] | body[offset + _BORN_TOP]
         if below:
             word: i64 = read_i64_le(body, offset + SAMPLED_WORD_OFFSET)
-            # Masked before they are added, so that nothing exceeds 64 bits.
-            place: i64 = (
-                ((word & SAMPLING_MASK) + (word >> 32 & SAMPLING_MASK)) & SAMPLING_MASK
-            ) * SAMPLING_STEP
+            # Half of a number taken from itself: neither this nor the product exceeds 64 bits.
+            place: i64 = ((word - (word >> 32)) & SAMPLING_MASK) * SAMPLING_STEP
             if place & SAMPLING_MASK < below:
                 if sampled is None:
                     sampled = []
@@ -214,6 +230,8 @@ def check_messages(body: bytes, count: int, threshold: int = NOTHING_SAMPLED) ->
         seen += 1
     if offset != end or seen != count:
         raise truncated(seen if offset <= end else seen - 1, count)
+    if top_bytes >> _TOP_BYTE_BITS:
+        raise _too_large()
     return sampled
 
 
@@ -231,6 +249,8 @@ def decode_messages(body: bytes) -> Iterator[Message]:
         offset = start + length
         if offset > end:
             raise truncated(seen, count)
+        if (sequence | born_ns) >> WIRE_NUMBER_BITS:
+            raise _too_large()
         yield Message(topic_id, publisher, sequence, born_ns, body[start:offset])
         seen += 1
     if seen != count:
@@ -241,4 +261,10 @@ def truncated(seen: int, count: int) -> ProtocolError:
     """The error for a data frame whose messages do not fill it exactly."""
     return ProtocolError(
         CloseReason.BAD_FRAME, f"data frame announces {count} messages, {seen} are whole and fill it"
+    )
+
+
+def _too_large() -> ProtocolError:
+    return ProtocolError(
+        CloseReason.BAD_FRAME, f"a message's sequence or time of birth is not below 2^{WIRE_NUMBER_BITS}"
     )

@@ -16,11 +16,13 @@ import msgpack
 
 from overlay.errors import CloseReason, ProtocolError, show
 from overlay.framing import frame
+from overlay.limits import CONTROL_NESTING_MAX
 from overlay.messages import (
     Close,
     ControlMessage,
     Declare,
     Declared,
+    Draining,
     FrameKind,
     Heartbeat,
     Hello,
@@ -30,6 +32,7 @@ from overlay.messages import (
     Publishers,
     QosChanged,
     Refused,
+    Resume,
     Undeclare,
     Welcome,
 )
@@ -47,6 +50,8 @@ _TYPE_OF_KIND: Final[dict[int, type[ControlMessage]]] = {
     FrameKind.QOS_CHANGED: QosChanged,
     FrameKind.PUBLISHERS: Publishers,
     FrameKind.MEASURED: Measured,
+    FrameKind.DRAINING: Draining,
+    FrameKind.RESUME: Resume,
 }
 _KIND_OF_TYPE: Final = {message_type: kind for kind, message_type in _TYPE_OF_KIND.items()}
 _HINTS: Final = {message_type: get_type_hints(message_type) for message_type in _KIND_OF_TYPE}
@@ -107,6 +112,7 @@ def _checked(message: str, name: str, value: object, hint: Any) -> Any:
                 return tuple(value)
         elif plain is dict:
             if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+                _check_nesting(message, name, value)
                 return dict(value)
         elif issubclass(plain, StrEnum):
             if isinstance(value, str) and value in plain.__members__.values():
@@ -114,6 +120,22 @@ def _checked(message: str, name: str, value: object, hint: Any) -> Any:
         elif type(value) is plain:
             return value
     raise ProtocolError(CloseReason.BAD_FRAME, f"{message}: {name} is {show(value)}")
+
+
+def _check_nesting(message: str, name: str, value: object) -> None:
+    """Whoever passes a field on walks through it: what only a decoder can bear goes no further."""
+    level = [value]
+    for _ in range(CONTROL_NESTING_MAX):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, Mapping | list)
+            for item in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+    if any(isinstance(item, Mapping | list) for item in level):
+        raise ProtocolError(
+            CloseReason.BAD_FRAME, f"{message}: {name} is nested deeper than {CONTROL_NESTING_MAX} levels"
+        )
 
 
 def _is_plain(value: object, kind: type) -> bool:

@@ -33,7 +33,7 @@ have drifted apart by 2 x drift x age since, and the last clock measures the age
 
 from typing import Final
 
-from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM, MILLISECOND_NS
+from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM, MILLISECOND_NS, WIRE_NUMBER_BITS
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 
 LINKS_MAX: Final = 5
@@ -100,7 +100,7 @@ class LinkClock:
 
     def helper(self, sent_ns: int, received_ns: int, now_ns: int) -> None:
         """We sent a helper at `sent_ns`, the peer got it when its clock read `received_ns`."""
-        if not 0 <= sent_ns <= now_ns:
+        if not 0 <= sent_ns <= now_ns or received_ns >> WIRE_NUMBER_BITS:
             return  # we never sent that; a peer that invents numbers is not believed
         self.latest_sent_ns = sent_ns
         self.latest_received_ns = received_ns
@@ -165,7 +165,8 @@ def link_bound_ns(sent_ns: int, clock_shift_ns: int, now_ns: int, drift_ppm: int
 
 
 def add_shifts(first_ns: int, second_ns: int) -> int:
-    """The shift over two hops; unknown if either is."""
+    """The shift over two hops; unknown if either is, or if the sum is no number a clock can be apart."""
     if UNKNOWN_CLOCK_SHIFT in (first_ns, second_ns):
         return UNKNOWN_CLOCK_SHIFT
-    return first_ns + second_ns
+    both_ns = first_ns + second_ns
+    return UNKNOWN_CLOCK_SHIFT if abs(both_ns) >> WIRE_NUMBER_BITS else both_ns

@@ -43,6 +43,9 @@ PERIOD_MAX_NS: Final = 366 * 86_400 * SECOND_NS
 """Longest period and deadline of a topic."""
 
 # Clocks
+WIRE_NUMBER_BITS: Final = 61
+"""Sequences, times and clock shifts on the wire stay below 2^61 (73 years in ns): compiled nodes add a few
+of them in 64 bits."""
 DRIFT_PPM: Final = 100
 """Most a clock is assumed to drift against real time, unless configured."""
 DRIFT_MAX_PPM: Final = 10_000
@@ -94,14 +97,28 @@ BACKUP_MESSAGES_PER_TOPIC: Final = 10
 """Copies a backup keeps for one primary, times the topics it serves."""
 ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
+RESUME_NS: Final = 2 * SECOND_NS
+"""How long a subscriber that has come from another edge waits for what it has missed."""
+RESUME_PUBLISHERS_MAX: Final = 4_096
+"""Publishers of whose messages a subscriber resumes at another edge, the youngest; 72 KiB of a frame."""
+MOVED_OVERLAP_NS: Final = 1 * SECOND_NS
+"""How long a client that goes over to another edge listens to the old one after the new one serves it."""
 ENDPOINTS_MAX_PER_CLIENT: Final = 16_384
+DECLARATIONS_MAX_PER_CLIENT: Final = 16_384
+"""Declarations of one client that are worked on at once: it may declare all its endpoints in one go."""
+HELD_MAX_BYTES: Final = 32 * MIB
+"""Memory of what waits at an egress edge for predecessors; beyond it that of a publisher goes at once."""
 CONNECTIONS_MAX_PER_BROKER: Final = 12_000
 CONNECTIONS_MAX_PER_ADDRESS: Final = 11_000
 """Connections from one address, unless configured: many clients may share the address of a NAT."""
 HANDSHAKES_MAX_PER_ADDRESS: Final = 512
 """Connections of one address that have not introduced themselves yet; above it the oldest goes."""
+EDGES_TOLD_MAX_BYTES: Final = 2 * KIB
+"""Locators of other edges in a WELCOME, which must fit into a frame before the handshake is over."""
 PUBLISHERS_TOLD_MAX: Final = 1_024
 """Publishers a watching subscriber is told of; with more of them it is not told who has left."""
+CONTROL_NESTING_MAX: Final = 4
+"""How deep lists and maps may be nested in a field of a control frame."""
 MISSING_SEQUENCES_MAX: Final = 256
 """Gaps remembered per publisher, to tell a late message from a duplicate."""
 
@@ -110,6 +127,8 @@ NAME_MAX_CHARACTERS: Final = 64
 TOPIC_MAX_BYTES: Final = 255
 
 assert HANDSHAKE_FRAME_MAX_BYTES < FRAME_MAX_BYTES
+assert EDGES_TOLD_MAX_BYTES <= HANDSHAKE_FRAME_MAX_BYTES // 2
+assert DECLARATIONS_MAX_PER_CLIENT >= ENDPOINTS_MAX_PER_CLIENT
 assert DATAGRAM_FRAME_BYTES + 16 <= DATAGRAM_MAX_BYTES < FRAME_TARGET_BYTES
 assert UNACKNOWLEDGED_FRAMES_MAX < FRAMES_AHEAD_MAX
 assert HANDSHAKE_FRAME_MAX_BYTES < TLS_HANDSHAKE_MAX_BYTES
@@ -120,4 +139,6 @@ assert OUTBOX_SOFT_BYTES < SUBSCRIBER_PENDING_BYTES <= OUTBOX_MAX_BYTES < UNREAD
 assert UNACKNOWLEDGED_FRAMES_MAX * DATAGRAM_MAX_BYTES < UNREAD_MAX_BYTES
 assert HEARTBEAT_INTERVAL_NS * HEARTBEAT_SILENCE_INTERVALS < HEARTBEAT_SILENCE_NS
 assert HEARTBEAT_SILENCE_NS < HEARTBEAT_FROZEN_NS < HEARTBEAT_UNKNOWN_NS <= HANDSHAKE_TIMEOUT_NS
+assert RESUME_PUBLISHERS_MAX * 18 < FRAME_MAX_BYTES
+assert MOVED_OVERLAP_NS < RESUME_NS <= ROUTE_LINGER_NS
 assert RETENTION_DEFAULT <= RETENTION_MAX <= UNSENT_MAX_MESSAGES

@@ -30,6 +30,11 @@ class Lingering(Generic[Item]):
         for item in self._present & self._gone.keys():
             del self._gone[item]
 
+    def expect(self, item: Item, now_ns: int) -> None:
+        """This will be there in a moment; if it does not come, it is gone as if it had just left."""
+        if item not in self._present:
+            self._gone[item] = now_ns
+
     def expire(self, now_ns: int) -> bool:
         """Let go of what has been gone for long enough; says whether something was."""
         if not self._gone:
@@ -38,6 +43,11 @@ class Lingering(Generic[Item]):
         for item in late:
             del self._gone[item]
         return bool(late)
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is kept that has gone."""
+        return not self._gone
 
     def __iter__(self) -> Iterator[Item]:
         yield from self._present

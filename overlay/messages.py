@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from overlay.limits import DRIFT_PPM
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 UNKNOWN_CLOCK_SHIFT: Final = -(2**63)
 """Clock shift of a batch whose age cannot be bounded: some link had no helper yet."""
@@ -33,6 +33,8 @@ class FrameKind(IntEnum):
     PUBLISHERS = 13
     MEASURED = 14
     NUMBERED = 15
+    DRAINING = 16
+    RESUME = 17
 
 
 class Role(StrEnum):
@@ -145,6 +147,8 @@ class Declare:
     """Of a subscriber: what it needs beyond what the topic has."""
     watches: bool = False
     """Of a subscriber: it wants to be told who publishes."""
+    resume: tuple[int, ...] | None = None
+    """Of a subscriber that was served before: publisher and last sequence received of it, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,33 @@ class Measured:
     """By routing broker: loss, burst, copies, then delays in ns and their shares, in turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """Edge to client: go over to another edge; until then, and for a while, this one serves on."""
+
+    edges: tuple[str, ...] = ()
+    """Locators of the other edge brokers of the LAN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A subscriber has come to another edge: send it what it has not received.
+
+    From its edge to the other edges of the LAN and to the topic's routing brokers, and from those to the
+    edges of the topic's publishers.
+    """
+
+    topic: str
+    endpoint: int
+    lan: str
+    edge: str
+    """Where the subscriber is now."""
+    request: dict[str, Any] | None = None
+    """What it needs beyond what the topic has."""
+    positions: tuple[int, ...] = ()
+    """Publisher and last sequence received of it, in turn."""
+
+
 ControlMessage = (
     Hello
     | Welcome
@@ -228,6 +259,8 @@ ControlMessage = (
     | QosChanged
     | Publishers
     | Measured
+    | Draining
+    | Resume
 )
 
 

@@ -35,6 +35,10 @@ class Retention:
         """Messages that no routing broker has been sent."""
         return self._unsent
 
+    def unsent_messages(self) -> list[bytes]:
+        """What no routing broker has been sent, in order."""
+        return list(self._messages)[len(self._messages) - self._unsent :]
+
     def keep_sent(self, message: bytes) -> None:
         """Keep a message that is going out right now."""
         assert not self._unsent, "unsent messages must go out before newer ones"
@@ -58,6 +62,18 @@ class Retention:
         self._unsent = 0
         self._trim()
         return again
+
+    def after(self, sequence: int | None) -> list[bytes]:
+        """What is kept beyond this sequence.
+
+        None: of a publisher that the subscriber has never heard. It is owed everything if it may have been
+        there from the first message on, and nothing if it cannot be told from one that has just come.
+        """
+        messages = self._messages
+        if sequence is None:
+            young = bool(messages) and read_i64_le(messages[0], SEQUENCE_OFFSET) == 1
+            return list(messages) if young else []
+        return [message for message in messages if read_i64_le(message, SEQUENCE_OFFSET) > sequence]
 
     def recall(self, undelivered: Mapping[int, bytes]) -> None:
         """The routing broker is gone: merge what it never acknowledged, by sequence, with what is kept.

@@ -15,9 +15,8 @@ or the name of a peer id. Blocks of unknown kind are skipped, so that a newer no
 whatever would change the meaning of a record raises `SCHEMA_VERSION`.
 
 Sampling is a function of publisher and sequence, so all nodes agree on it without a word on the
-wire. It is a rotation: a message is sampled if `(publisher + sequence) x SAMPLING_STEP` modulo 2^31 lies
-below a threshold. So the next sampled sequence of a publisher follows from the last one in a few
-additions, and all other messages cost a node one comparison with it.
+wire. It is a rotation: a message is sampled if `(publisher - sequence) x SAMPLING_STEP` modulo 2^31 lies
+below a threshold. So a publisher's sampled messages are spread evenly over all it sends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -388,7 +387,7 @@ class Sampling:
 
     def is_sampled(self, publisher: int, sequence: int) -> bool:
         """Whether all nodes trace this message. Publishers' ids are random, so half of one will do."""
-        return ((publisher >> 32) + sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
+        return ((publisher >> 32) - sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
 
 
 class TraceLog:

@@ -6,11 +6,10 @@ its passage and where their sampled messages are, if they have any (`overlay.bat
 leaves is recorded by the outbox at the moment the run goes into a frame for the socket, so the record
 has both times and there is one per link.
 
-What a message costs that is not sampled is one word read, multiplied and compared. A record is written
-field by field into the log's buffer, because compiled that is machine code and `struct` is not.
+What a message costs that is not sampled is one word read, folded, multiplied and compared. A record is
+written field by field into the log's buffer, because compiled that is machine code and `struct` is not.
 """
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter, read_i64_le, write_i32_le, write_i64_le
@@ -19,6 +18,7 @@ from overlay.batch import (
     BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
+    NOTHING_SAMPLED,
     PUBLISHER_OFFSET,
     SAMPLED_WORD_OFFSET,
     SAMPLING_MASK,
@@ -65,7 +65,7 @@ def sampled_offsets(data: bytes, first: int, threshold: int) -> list[int]:
     below: i64 = threshold
     while offset <= last_start:
         word: i64 = read_i64_le(data, offset + SAMPLED_WORD_OFFSET)
-        place: i64 = (((word & SAMPLING_MASK) + (word >> 32 & SAMPLING_MASK)) & SAMPLING_MASK) * SAMPLING_STEP
+        place: i64 = ((word - (word >> 32)) & SAMPLING_MASK) * SAMPLING_STEP
         if place & SAMPLING_MASK < below:
             found.append(offset)
         length: i64 = read_i64_le(data, offset + LENGTH_WORD_OFFSET) >> 32
@@ -76,18 +76,34 @@ def sampled_offsets(data: bytes, first: int, threshold: int) -> list[int]:
 class Tracer:
     """Records the sampled messages of one node."""
 
-    __slots__ = ("_arrivals", "_buffer", "_deadlines_ns", "_drift_ppm", "_limit_bytes", "log", "threshold")
+    __slots__ = (
+        "_arrivals",
+        "_buffer",
+        "_deadlines_ns",
+        "_drift_ppm",
+        "_earlier_arrivals",
+        "_limit_bytes",
+        "_peers",
+        "log",
+        "threshold",
+    )
 
     def __init__(self, log: TraceLog, drift_ppm: int = DRIFT_PPM) -> None:
         self.log = log
         self.threshold = log.sampling.threshold
-        """What `check_messages` finds sampled messages by."""
+        """What `check_messages` finds sampled messages by; `NOTHING_SAMPLED` while it is paused."""
         self._buffer: BytesWriter = log.buffer
         self._limit_bytes = log.limit_bytes
         self._drift_ppm = drift_ppm
         self._deadlines_ns: dict[int, int] = {}
-        # Not a plain dictionary: to find the first of one that keeps losing its first takes ever longer.
-        self._arrivals: OrderedDict[tuple[int, int], Passage] = OrderedDict()
+        self._peers: dict[str, int] = {"": 0}
+        # Two generations, the older one forgotten whole: to forget one by one costs more than to remember.
+        self._arrivals: dict[int, Passage] = {}
+        self._earlier_arrivals: dict[int, Passage] = {}
+
+    def pause(self, paused: bool) -> None:
+        """Record nothing more of messages that come from now on, or go on with it."""
+        self.threshold = NOTHING_SAMPLED if paused else self.log.sampling.threshold
 
     def define_topic(self, topic_id: int, name: str, qos: TopicQos) -> None:
         """Say what a topic id stands for; again when its quality of service changes."""
@@ -112,7 +128,10 @@ class Tracer:
         `sent_ns` is when its sender says it left, `link_shift_ns` what is known of that clock.
         """
         bound_ns = link_bound_ns(sent_ns, link_shift_ns, now_ns, self._drift_ppm)
-        return Passage(offsets, now_ns, self.log.peer(peer) if peer else 0, clock_shift_ns, bound_ns)
+        number = self._peers.get(peer)
+        if number is None:
+            number = self._peers[peer] = self.log.peer(peer)
+        return Passage(offsets, now_ns, number, clock_shift_ns, bound_ns)
 
     def publish(self, run: Run, now_ns: int) -> None:
         """Messages start their way at this node."""
@@ -120,11 +139,12 @@ class Tracer:
 
     def remember(self, data: bytes, came: Passage) -> None:
         """Keep when the messages of a frame came, in case they are sent again later."""
+        if len(self._arrivals) >= ARRIVALS_MAX // 2:
+            self._earlier_arrivals = self._arrivals
+            self._arrivals = {}
         arrivals = self._arrivals
         for offset in came.offsets:
-            arrivals[_name_of(data, offset)] = came
-        while len(arrivals) > ARRIVALS_MAX:
-            arrivals.popitem(last=False)
+            arrivals[_key_of(data, offset)] = came
 
     def send_again(self, run: Run) -> None:
         """A run is made of messages that came at different times, some while ago."""
@@ -185,7 +205,8 @@ class Tracer:
         topic_id = read_i64_le(data, offset) & U32
         born_ns = read_i64_le(data, offset + BORN_OFFSET)
         if not came.in_ns:
-            came = self._arrivals.get((publisher, sequence), came)
+            key = publisher ^ sequence
+            came = self._arrivals.get(key) or self._earlier_arrivals.get(key, came)
             reason = reason or _RESENT
         if len(self._buffer) >= self._limit_bytes:
             self.log.lose()
@@ -244,9 +265,19 @@ class LinkTrace:
         self._tracer.shed(run, kept, reason, now_ns, self.peer)
 
 
+def threshold_of(tracer: Tracer | None) -> int:
+    """What a node looks for sampled messages by that may not trace at all."""
+    return NOTHING_SAMPLED if tracer is None else tracer.threshold
+
+
 def reason_named(name: str) -> int:
     """The trace's number for a broker's own reason to drop a message; 0 for a duplicate."""
     return 0 if name == "DUPLICATE" else int(Reason[name])
+
+
+def _key_of(data: bytes, offset: int) -> int:
+    """Publishers' ids are random, so no two messages share this."""
+    return read_i64_le(data, offset + PUBLISHER_OFFSET) ^ read_i64_le(data, offset + SEQUENCE_OFFSET)
 
 
 def _name_of(data: bytes, offset: int) -> tuple[int, int]:

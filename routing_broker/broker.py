@@ -39,9 +39,10 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import ROUTE_LINGER_NS, SECOND_NS
 from overlay.lingering import Lingering
 from overlay.locator import Locator
-from overlay.messages import ControlMessage, Hello, Prune, Role, Welcome
+from overlay.messages import ControlMessage, Hello, Prune, Resume, Role, Welcome
 from overlay.outbox import Ticket
 from overlay.qos import SubscriptionQos, strictest
+from overlay.resume import check_sender, request_of
 from routing_broker.admission import AdmissionWatch, FlagChange, Interest, Network
 from routing_broker.core import RouterCore
 from routing_broker.mode import Mode
@@ -84,8 +85,8 @@ class RoutingBroker:
         self.config = config
         self.id = config.id
         self._recorder = open_recorder(config.tracing, self.id, Role.ROUTER)
-        tracer = tracer_of(self._recorder, config.clock_drift_ppm)
-        self.core = RouterCore(Mode(config.mode), config.delays, tracer)
+        self.tracer = tracer_of(self._recorder, config.clock_drift_ppm)
+        self.core = RouterCore(Mode(config.mode), config.delays, self.tracer)
         self.session = Session(
             config.zookeeper,
             config.chroot,
@@ -275,11 +276,36 @@ class RoutingBroker:
         self._flush(touched)
 
     def on_control(self, link: Link, message: ControlMessage) -> None:
-        """A primary has dispatched what we hold copies of."""
+        """A primary has dispatched what we hold copies of; or a subscriber has come to another edge."""
+        if link.role is Role.EDGE and isinstance(message, Resume):
+            self._resume(link, message)
+            return
         if link.role is not Role.ROUTER or not isinstance(message, Prune) or len(message.frames) % 2:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} from a {link.role}")
         ranges = zip(message.frames[::2], message.frames[1::2], strict=True)
         self.core.prune(link.peer, ranges, self.hub.clock())
+
+    def _resume(self, link: Link, message: Resume) -> None:
+        """Send to the subscriber's new edge from now on, and have sent again what it has missed.
+
+        In this order: whatever was dispatched before is retained where it came from, if it may not be lost.
+        """
+        check_sender(message, link.peer, link.lan)
+        request = request_of(message)
+        view = self._views.get(message.topic)
+        if view is None:
+            return
+        self._subscribers[message.topic].expect((message.edge, message.lan, request), self.hub.clock())
+        self._set_topic(message.topic)
+        sources = {
+            endpoint.edge
+            for endpoint in view.endpoints
+            if endpoint.kind is EndpointKind.PUBLISHER and endpoint.lan != message.lan
+        }
+        for edge in sorted(sources):
+            source = self._links.get(f"{Role.EDGE}:{edge}")
+            if source is not None:
+                source.send(message)
 
     def _edge_link(self, edge: str, lan: str) -> Link:
         peer = self.core.peer(edge, lan)

@@ -44,7 +44,6 @@ from overlay.batch import (
     BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
-    NOTHING_SAMPLED,
     U32,
     BatchHeader,
     Passage,
@@ -63,7 +62,7 @@ from overlay.qos import TopicQos
 from overlay.schedule import BUCKET_SHIFT, Unsure
 from overlay.shedding import Hop, crash_losses, shares_of
 from overlay.trace import Event
-from overlay.tracer import Tracer, reason_named, sampled_offsets
+from overlay.tracer import Tracer, reason_named, sampled_offsets, threshold_of
 from overlay.urgency import deadline_ns
 from routing_broker.backup import BackupBuffer, Kept, to_ranges
 from routing_broker.mode import Mode
@@ -94,7 +93,6 @@ class RouterCore:
         self, mode: Mode = Mode.FRAME, delays: Delays | None = None, tracer: Tracer | None = None
     ) -> None:
         self._tracer = tracer
-        self._sampled_below = NOTHING_SAMPLED if tracer is None else tracer.threshold
         self._mode = mode
         self._delays = delays or NO_DELAYS
         self._least_ns: dict[str, int] = {}
@@ -259,7 +257,7 @@ class RouterCore:
         number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
-        sampled = check_messages(body, header.messages, self._sampled_below)
+        sampled = check_messages(body, header.messages, threshold_of(self._tracer))
         onward = header.shifted(add_shifts(header.clock_shift_ns, clock_shift_ns))
         if sampled is not None and came is None and self._tracer is not None:
             came = self._tracer.admit(
@@ -388,7 +386,7 @@ class RouterCore:
         header = decode_batch_header(body)
         came: Passage | None = None
         if self._tracer is not None:
-            sampled = sampled_offsets(body, BATCH_HEADER_BYTES, self._sampled_below)
+            sampled = sampled_offsets(body, BATCH_HEADER_BYTES, self._tracer.threshold)
             if sampled:
                 shift_ns = add_shifts(header.clock_shift_ns, clock_shift_ns)
                 came = self._tracer.admit(sampled, router, shift_ns, now_ns, header.sent_ns, clock_shift_ns)

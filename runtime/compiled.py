@@ -9,7 +9,7 @@ from pathlib import Path
 
 import overlay
 
-_PACKAGES = ("overlay", "edge_broker", "routing_broker")
+_PACKAGES = ("overlay", "edge_broker", "routing_broker", "simulation")
 
 
 def compiled_modules() -> dict[str, Path]:

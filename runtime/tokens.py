@@ -6,14 +6,16 @@ would let anybody who knows an id keep a broker busy with wrong secrets, and a b
 """
 
 import datetime as dt
+import fcntl
 import hashlib
 import hmac
 import json
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from overlay.errors import InvalidNameError, show
 from overlay.names import check_name
@@ -21,6 +23,7 @@ from runtime.errors import ConfigurationError
 
 _SECRET_BYTES: Final = 32
 TOKEN_MAX_CHARACTERS: Final = 128
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,15 @@ class Tokens:
         if not isinstance(items, list):
             raise ConfigurationError(f"{path}: expected an object with a list `tokens`")
         return cls(tuple(_record(path, item) for item in items))
+
+    @classmethod
+    def change(cls, path: Path, change: "Callable[[Tokens], tuple[Tokens, Result]]") -> "Result":
+        """Change the tokens of a file, one process at a time: none undoes what another one did meanwhile."""
+        with path.with_name(f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
+            tokens, result = change(cls.load(path) if path.exists() else cls())
+            tokens.save(path)
+        return result
 
     def save(self, path: Path) -> None:
         """Replace the file at once, so that no broker reads half of it."""

@@ -137,6 +137,11 @@ class TraceRecorder:
             self._disk.put(self._next_chunk(close=False))
         # Else the disk is slower than the node: what waits stays in the log, which counts what it loses.
 
+    @property
+    def is_behind(self) -> bool:
+        """Something handed over is not on disk yet."""
+        return self._handed > self._writer.chunks
+
     async def flush_regularly(self) -> None:
         """Flush until cancelled; on the node's own event loop."""
         while True:

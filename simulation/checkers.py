@@ -1,7 +1,7 @@
 """What must hold, judged by someone who knows the true time and everything that was published."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator import RecordError, TopicRecord
 from coordinator.operations import Create, SetData
@@ -27,37 +27,50 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """Messages of these clients born in this time may be lost beyond their tolerance."""
+    """What these clients should have received, born in this time, may be lost beyond its tolerance."""
 
-    clients: frozenset[str]
+    subscribers: frozenset[str]
     from_ns: int
     until_ns: int
     topics: frozenset[str] | None = None
     """Only those of these topics; all if None."""
 
 
+@dataclass(slots=True)
+class Judgement:
+    """What check_messages found, and of how much it could have."""
+
+    violations: list[Violation] = field(default_factory=list)
+    owed: int = 0
+    """Pairs of a message and a subscription that it should reach."""
+    judged: int = 0
+    """Those not under an excuse."""
+
+
 def check_messages(
-    history: History, qos: Mapping[str, TopicQos], alive: Iterable[str], excuses: Sequence[Excuse]
-) -> list[Violation]:
-    """Losses against tolerance, duplicates, order, and ages of everything that was received."""
-    living = set(alive)
-    found: list[Violation] = []
+    history: History, qos: Mapping[str, TopicQos], lives: Mapping[str, int], excuses: Sequence[Excuse]
+) -> Judgement:
+    """Losses against tolerance, duplicates, order, and ages of everything that was received.
+
+    `lives`: which life each client is in; what it did in an earlier one ended with that.
+    """
+    judgement = Judgement()
     for subscribed in history.subscribed:
-        found += _check_order(subscribed)
-        found += _check_ages(subscribed)
+        judgement.violations += _check_order(subscribed)
+        judgement.violations += _check_ages(subscribed)
         for publisher, published in history.published.items():
             if published.topic == subscribed.topic:
                 excused = [
                     item
                     for item in excuses
-                    if item.clients & {published.client, subscribed.client}
+                    if subscribed.client in item.subscribers
                     and (item.topics is None or published.topic in item.topics)
                 ]
-                ends = published.client not in living or subscribed.client not in living
-                found += _check_losses(
-                    subscribed, publisher, published, qos[published.topic], excused, ends=ends
+                ends = any(item.start != lives[item.client] for item in (published, subscribed))
+                _check_losses(
+                    judgement, subscribed, publisher, published, qos[published.topic], excused, ends=ends
                 )
-    return found
+    return judgement
 
 
 def _check_order(subscribed: Subscribed) -> list[Violation]:
@@ -94,6 +107,7 @@ def _check_ages(subscribed: Subscribed) -> list[Violation]:
 
 
 def _check_losses(
+    judgement: Judgement,
     subscribed: Subscribed,
     publisher: int,
     published: Published,
@@ -101,34 +115,41 @@ def _check_losses(
     excuses: Sequence[Excuse],
     *,
     ends: bool,
-) -> list[Violation]:
+) -> None:
     """No more losses in a row than tolerated, from the first message received or owed on."""
     if qos.loss_tolerance is None:
-        return []
-    got = sorted({item.sequence for item in subscribed.messages if item.publisher == publisher})
+        return
+    # What was published before is owed to nobody who comes later, even if something of it still came.
+    got = sorted(
+        {
+            item.sequence
+            for item in subscribed.messages
+            if item.publisher == publisher and item.born_ns >= subscribed.since_ns
+        }
+    )
     if published.born_ns and published.born_ns[0] >= subscribed.since_ns:
         # A subscriber that came before the first message must have it.
         got = [0, *got]
     if not got:
-        return []
-    found: list[Violation] = []
+        return
     # What either side sent or should have received when it died is nobody's promise.
     last = got[-1] if ends else len(published.born_ns)
+    counts = [
+        not any(item.from_ns <= at_ns <= item.until_ns for item in excuses) for at_ns in published.born_ns
+    ]
+    first = max(got[0], 1)
+    judgement.owed += last - first + 1
+    judgement.judged += sum(counts[first - 1 : last])
     for before, after in zip(got, [*got[1:], last + 1], strict=True):
-        missing = after - before - 1
-        if missing <= qos.loss_tolerance:
-            continue
-        born = published.born_ns[before : after - 1]
-        unexcused = sum(not any(item.from_ns <= at_ns <= item.until_ns for item in excuses) for at_ns in born)
-        if unexcused > qos.loss_tolerance:
-            found.append(
+        if sum(counts[before : after - 1]) > qos.loss_tolerance:
+            born = published.born_ns[before : after - 1]
+            judgement.violations.append(
                 Violation(
                     "loss",
                     f"{subscribed.client} missed {before + 1} to {after - 1} of {subscribed.topic} in a row, "
                     f"tolerated {qos.loss_tolerance}; born {seconds(born[0])} to {seconds(born[-1])}",
                 )
             )
-    return found
 
 
 class LeaderChecker:

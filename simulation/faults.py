@@ -7,15 +7,15 @@ members, the ways to it, sessions) come whenever they like, also while the data 
 """
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, MILLISECOND_NS, SECOND_NS
 from simulation.checkers import Excuse, LeaderChecker
-from simulation.network import Pipe
-from simulation.nodes import ClientProcess, EdgeProcess, TopicPlan
+from simulation.nodes import ClientProcess, EdgeProcess, RouterProcess, TopicPlan
 from simulation.overlay_model import MEMBERS, SimulatedOverlay
+from simulation.pipes import Pipe
 from simulation.zookeeper_client import ModelClient
 
 _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
@@ -23,14 +23,27 @@ _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
 _AFTERMATH_NS: Final = SECOND_NS
 """How long after the overlay has recovered from an excused fault what is lost may be a consequence."""
 _FOR_EVER_NS: Final = 2**63
-_BEFORE_NS: Final = 3 * SECOND_NS
-"""How long before an excused fault what is lost may have been on its way."""
+_ON_ITS_WAY_NS: Final = SECOND_NS
+"""How long before an edge fails what is lost there may have been published, in an overlay that is well."""
+_WAITING_NS: Final = 3 * SECOND_NS
+"""How long before a primary is cut off what is lost there may have been published."""
 
 _COPIES_SPARE: Final = 4
 """Room left at a backup for what is on its way when a way is cut."""
 
 Heal = Callable[[], None]
 Fault = Callable[[], tuple[str, Heal]]
+
+
+@dataclass(slots=True)
+class _Open:
+    """An excuse whose end is not known yet."""
+
+    excuse: Excuse
+    applies: Callable[[], bool] | None
+    """Asked at its end: whether what is not promised has happened at all; always if None."""
+    is_over: bool = False
+    """The fault is; its consequences are not."""
 
 
 class Faults:
@@ -43,10 +56,10 @@ class Faults:
         """How long the fault that is being injected has to last."""
         self._randomness = random.Random(f"faults/{seed}")
         self.injected: list[str] = []
-        self.excuses: list[Excuse] = []
-        self._over: list[int] = []
-        """Excuses whose fault is over, and whose consequences are not."""
+        self._excuses: list[Excuse] = []
+        self._open: list[_Open] = []
         self._data: tuple[int, Heal] | None = None
+        self._data_faults = 0
         self._zookeeper: tuple[int, Heal] | None = None
         self._healthy_since_ns: int | None = None
         self._next_zookeeper_ns = 0
@@ -66,6 +79,8 @@ class Faults:
             self._kill_primary_behind_cut,
             self._restart_leader_unnoticed,
         )
+        if overlay.has_direct_paths:
+            self._data_kinds += (self._cut_direct, self._cut_direct, self._slow_direct)
         self._zookeeper_kinds: tuple[Fault, ...] = (
             self._cut_broker_off_zookeeper,
             self._cut_broker_off_zookeeper,
@@ -81,8 +96,8 @@ class Faults:
     def step(self) -> None:
         """Take back what is over, inject what is due; called several times a second."""
         now_ns = self._overlay.world.now_ns
-        if self._over and not self._overlay.what_is_wrong():
-            self.end_excuses()
+        if any(item.is_over for item in self._open) and not self._overlay.what_is_wrong():
+            self._end_excuses()
         if self._data is not None and self._data[0] <= now_ns:
             self._data[1]()
             self._data = None
@@ -98,6 +113,7 @@ class Faults:
                 and now_ns - self._healthy_since_ns >= _HEALTHY_FOR_NS
                 and self._randomness.random() < 0.5
             ):
+                self._data_faults += 1
                 self._data = self._inject(self._data_kinds, now_ns, 0.1, 8.0)
         if self._zookeeper is None and now_ns >= self._next_zookeeper_ns:
             self._zookeeper = self._inject(self._zookeeper_kinds, now_ns, 0.1, 8.0)
@@ -109,12 +125,20 @@ class Faults:
                 active[1]()
         self._data = self._zookeeper = None
 
-    def end_excuses(self) -> None:
+    def excuses(self) -> list[Excuse]:
+        """What is not judged, when the overlay has recovered or had its time to."""
+        if not self._overlay.what_is_wrong():
+            self._end_excuses()
+        return self._excuses + [item.excuse for item in self._open]
+
+    def _end_excuses(self) -> None:
         """The overlay has recovered: from now on everything counts."""
         until_ns = self._overlay.world.now_ns + _AFTERMATH_NS
-        for index in self._over:
-            self.excuses[index] = replace(self.excuses[index], until_ns=until_ns)
-        self._over.clear()
+        over = [item for item in self._open if item.is_over]
+        self._open = [item for item in self._open if not item.is_over]
+        self._excuses += [
+            replace(item.excuse, until_ns=until_ns) for item in over if item.applies is None or item.applies()
+        ]
 
     def _watch_health(self, now_ns: int) -> None:
         if self._overlay.what_is_wrong():
@@ -131,7 +155,7 @@ class Faults:
         until_ns = now_ns + max(duration_ns, int(self._least_s * SECOND_NS))
         what = f"{now_ns / SECOND_NS:.2f} s: {what}, until {until_ns / SECOND_NS:.2f} s"
         self.injected.append(what)
-        self._overlay.network.note(what, "fault")
+        self._overlay.world.note(what, "fault")
         return until_ns, heal
 
     def _duration_ns(self, least_s: float, most_s: float) -> int:
@@ -163,18 +187,21 @@ class Faults:
 
     def _freeze_edge(self) -> tuple[str, Heal]:
         edge = self._randomness.choice(self._overlay.edges)
+        clients = self._clients_of(edge)
         edge.freeze()
-        return f"freeze {edge.name}", self._excused(self._clients_of(edge), edge.thaw)
+        return f"freeze {edge.name}", self._excused(clients, edge.thaw, _ON_ITS_WAY_NS)
 
     def _kill_edge(self) -> tuple[str, Heal]:
         edge = self._randomness.choice(self._overlay.edges)
+        clients = self._clients_of(edge)
         edge.kill(self._randomness)
-        return f"kill {edge.name}", self._excused(self._clients_of(edge), edge.start)
+        return f"kill {edge.name}", self._excused(clients, edge.start, _ON_ITS_WAY_NS)
 
     def _kill_client(self) -> tuple[str, Heal]:
         client = self._randomness.choice(self._overlay.clients)
         client.kill(self._randomness)
-        return f"kill {client.name}", self._excused([client], client.start)
+        # Its new subscriptions are known everywhere when all is well, not before if ZooKeeper is away.
+        return f"kill {client.name}", self._excused([client], client.start, 0)
 
     def _kill_primary_behind_cut(self) -> tuple[str, Heal]:
         """A primary dies while it cannot reach an edge: only the copies at its backup are left.
@@ -207,7 +234,7 @@ class Faults:
                 primary.start()
 
         what = f"cut {edge.name} from {primary.name} and kill {primary.name} {kill_after_s:.2f} s later"
-        return what, self._excused(overlay.clients, heal, spared)
+        return what, self._excused(overlay.clients, heal, _WAITING_NS, topics=spared)
 
     def _copies_last_s(self, primary: str, copied: list[TopicPlan]) -> float:
         """How long the backups of a primary keep all copies it makes, if it dispatches nothing."""
@@ -262,7 +289,7 @@ class Faults:
         client.before_transaction = hold
         overlay.ensemble.end_session(other.broker.session.session_id)
         what = f"expire {other.name}, restart {leader.name} and delay what it wrote"
-        return what, self._excused(overlay.clients, release)
+        return what, self._excused(overlay.clients, release, _WAITING_NS)
 
     def _cut_edge(self) -> tuple[str, Heal]:
         edge, router = self._edge_and_router()
@@ -293,13 +320,24 @@ class Faults:
         self._randomness.shuffle(pair)
         return f"slow the way from {pair[0]} to {pair[1]}", self._slow(pair[0], pair[1], 200)
 
+    def _cut_direct(self) -> tuple[str, Heal]:
+        one, other = self._edges_of_two_lans()
+        network = self._overlay.network
+        if self._randomness.random() < 0.5:
+            return f"cut {one} from {other}", self._isolate(one, [other])
+        network.block(one, other)
+        return f"cut the way from {one} to {other}", lambda: network.unblock(one, other)
+
+    def _slow_direct(self) -> tuple[str, Heal]:
+        one, other = self._edges_of_two_lans()
+        return f"slow the way from {one} to {other}", self._slow(one, other, 200)
+
     # ZooKeeper
 
     def _cut_broker_off_zookeeper(self) -> tuple[str, Heal]:
         broker = self._randomness.choice(self._overlay.brokers)
         heal = self._isolate(broker.name, list(MEMBERS))
-        if isinstance(broker, EdgeProcess):
-            heal = self._excused(self._clients_of(broker), heal)
+        heal = self._excused_if_session_ends(broker, heal)
         return f"cut {broker.name} from ZooKeeper", heal
 
     def _slow_zookeeper(self) -> tuple[str, Heal]:
@@ -310,8 +348,7 @@ class Faults:
             for item in heals:
                 item()
 
-        if isinstance(broker, EdgeProcess):
-            heal = self._excused(self._clients_of(broker), heal)
+        heal = self._excused_if_session_ends(broker, heal)
         return f"slow the way from {broker.name} to ZooKeeper", heal
 
     def _close_member(self) -> tuple[str, Heal]:
@@ -358,8 +395,12 @@ class Faults:
         if not sessions:
             return "expire no session", _nothing
         session = self._randomness.choice(sessions)
+        heal: Heal = _nothing
+        for broker in self._overlay.brokers:
+            if broker.broker is not None and broker.broker.session.session_id == session:
+                heal = self._excused_if_session_ends(broker, heal)
         self._overlay.ensemble.end_session(session)
-        return f"expire session {session:x}", self._excused(self._overlay.clients, _nothing)
+        return f"expire session {session:x}", heal
 
     def _reset_zookeeper(self) -> tuple[str, Heal]:
         broker = self._randomness.choice(self._overlay.brokers)
@@ -376,11 +417,21 @@ class Faults:
             self._randomness.choice(self._overlay.routers).name,
         )
 
+    def _edges_of_two_lans(self) -> tuple[str, str]:
+        one = self._randomness.choice(self._overlay.edges)
+        other = self._randomness.choice([edge for edge in self._overlay.edges if edge.lan != one.lan])
+        return one.name, other.name
+
     def _names_but(self, name: str) -> list[str]:
         return [other for other in self._overlay.network.machines if other != name]
 
     def _clients_of(self, edge: EdgeProcess) -> list[ClientProcess]:
-        return [client for client in self._overlay.clients if client.name.partition("-")[2] == edge.lan]
+        """The clients that an edge serves now."""
+        return [
+            process
+            for process in self._overlay.clients
+            if process.client is not None and process.client.edge == edge.name
+        ]
 
     def _isolate(self, name: str, others: list[str]) -> Heal:
         network = self._overlay.network
@@ -405,20 +456,44 @@ class Faults:
 
         return heal
 
-    def _excused(self, clients: list[ClientProcess], heal: Heal, topics: list[str] | None = None) -> Heal:
-        """Losses of these clients around this fault are not promised not to be."""
+    def _excused(
+        self,
+        clients: Iterable[ClientProcess],
+        heal: Heal,
+        before_ns: int,
+        *,
+        topics: Iterable[str] | None = None,
+        applies: Callable[[], bool] | None = None,
+    ) -> Heal:
+        """What these clients should receive around this fault is not promised."""
         world = self._overlay.world
-        from_ns = world.now_ns - _BEFORE_NS
         names = frozenset(client.name for client in clients)
-        index = len(self.excuses)
         only = None if topics is None else frozenset(topics)
-        self.excuses.append(Excuse(names, from_ns, _FOR_EVER_NS, only))
+        item = _Open(Excuse(names, world.now_ns - before_ns, _FOR_EVER_NS, only), applies)
+        self._open.append(item)
 
         def over() -> None:
-            self._over.append(index)
+            item.is_over = True
             heal()
 
         return over
+
+    def _excused_if_session_ends(self, broker: RouterProcess | EdgeProcess, heal: Heal) -> Heal:
+        """Who is served by an edge whose session ends misses what is published until it has registered again.
+
+        A routing broker whose session ends is replaced as if it had died. That costs nobody more than the
+        tolerance, unless something else happens to the data plane before all is well again.
+        """
+        overlay = self._overlay
+        session = broker.broker.session.session_id if broker.broker is not None else 0
+        clients = self._clients_of(broker) if isinstance(broker, EdgeProcess) else overlay.clients
+        faults = self._data_faults - (self._data is not None)
+
+        def applies() -> bool:
+            ended = session not in overlay.ensemble.sessions
+            return ended and (isinstance(broker, EdgeProcess) or self._data_faults > faults)
+
+        return self._excused(clients, heal, _ON_ITS_WAY_NS, applies=applies)
 
     def _excused_if_moved(self, heal: Heal) -> Heal:
         """A primary that is replaced while it cannot reach an edge keeps what waits for it.
@@ -426,15 +501,15 @@ class Faults:
         Copies save that; topics whose deadline spares them copies are not promised anything then.
         """
         overlay = self._overlay
-        from_ns = overlay.world.now_ns - _BEFORE_NS
-        spared = [topic for topic in overlay.topics if not overlay.is_replicated(topic)]
-        before = {topic.name: overlay.record_of(topic.name) for topic in spared}
+        from_ns = overlay.world.now_ns - _WAITING_NS
+        spared = [topic.name for topic in overlay.topics if not overlay.is_replicated(topic)]
+        before = {name: overlay.record_of(name) for name in spared}
         names = frozenset(client.name for client in overlay.clients)
 
         def over() -> None:
-            moved = frozenset(name for name, record in before.items() if overlay.record_of(name) != record)
-            self._over.append(len(self.excuses))
-            self.excuses.append(Excuse(names, from_ns, _FOR_EVER_NS, moved))
+            moved = frozenset(name for name in spared if overlay.record_of(name) != before[name])
+            if moved:
+                self._open.append(_Open(Excuse(names, from_ns, _FOR_EVER_NS, moved), None, is_over=True))
             heal()
 
         return over

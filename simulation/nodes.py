@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from clients import Client, EdgeNotFoundError, Publisher, RefusedError, Subscription
-from coordinator import CoordinationError
+from coordinator import CoordinationError, MakeClient
 from edge_broker import EdgeBroker
 from overlay.limits import SECOND_NS
 from overlay.qos import TopicQos
@@ -18,7 +18,8 @@ from routing_broker import RoutingBroker
 from runtime.config import EdgeConfig, RouterConfig
 from runtime.host import Host
 from simulation.network import Network
-from simulation.world import Life, SimulatedLoop, Step, World
+from simulation.schedule import Life, Step, World
+from simulation.world import SimulatedLoop
 from simulation.zookeeper_client import ModelClient
 
 _BORN: Final = struct.Struct("<q")
@@ -73,7 +74,7 @@ class Process(ABC):
         loop = SimulatedLoop(self.world, self.name, self.machine, self.clock.offset_ns, self.clock.drift_ppm)
         self.loop = loop
         host = Host(loop.clock_ns, random.Random(f"{self._seed}/{self.name}/{self.starts}"))
-        self.world.soon(Step(loop, self._begin, (loop, host), None))
+        self.world.soon(Step(loop.actor, self._begin, (loop, host), None))
 
     def kill(self, randomness: random.Random | None = None) -> None:
         """SIGKILL; without randomness, everything that was written still arrives."""
@@ -88,18 +89,18 @@ class Process(ABC):
     def freeze(self) -> None:
         """SIGSTOP."""
         if self.loop is not None:
-            self.loop.freeze()
+            self.loop.actor.freeze()
 
     def thaw(self) -> None:
         """SIGCONT."""
         if self.loop is not None:
-            self.loop.thaw()
+            self.loop.actor.thaw()
 
     def _end(self) -> None:
         assert self.loop is not None
         self.killed_at_ns.append(self.world.now_ns)
         self.world.graveyard.append((self.loop, dict(vars(self))))
-        self.loop.kill()
+        self.loop.actor.kill()
         self.forget()
 
     @abstractmethod
@@ -113,31 +114,33 @@ class Process(ABC):
 
     def _ended(self, loop: SimulatedLoop, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            loop.fail("the process ended", error)
+            loop.actor.fail("the process ended", error)
 
 
-class RouterProcess(Process):
-    """A routing broker."""
+Broker = TypeVar("Broker", RoutingBroker, EdgeBroker)
 
-    broker: RoutingBroker | None = None
+
+class BrokerProcess(Process, Generic[Broker]):
+    """A broker, started again until ZooKeeper can be reached."""
 
     def __init__(self, *common: Any, settings: dict[str, Any]) -> None:
         super().__init__(*common)
-        self._settings = settings
+        self.broker: Broker | None = None
+        self._settings = {
+            "id": self.name,
+            "http": f"{self.name}:8000",
+            "insecure": True,
+            **settings,
+        }
+
+    @abstractmethod
+    def make(self, host: Host, make_client: MakeClient) -> Broker:
+        """A new broker that has not been started."""
 
     async def main(self, host: Host) -> None:
         """Start the broker, again if ZooKeeper cannot be reached."""
-        config = RouterConfig(
-            id=self.name,
-            listen=f"{self.name}:7000",
-            http=f"{self.name}:8000",
-            host_label=self.name,
-            insecure=True,
-            **self._settings,
-        )
-        make = partial(ModelClient, randomness=host.randomness)
         while True:
-            broker = RoutingBroker(config, host, make)
+            broker = self.make(host, partial(ModelClient, randomness=host.randomness))
             try:
                 await broker.start()
             except CoordinationError:
@@ -151,41 +154,26 @@ class RouterProcess(Process):
         self.broker = None
 
 
-class EdgeProcess(Process):
+class RouterProcess(BrokerProcess[RoutingBroker]):
+    """A routing broker."""
+
+    def make(self, host: Host, make_client: MakeClient) -> RoutingBroker:
+        config = RouterConfig(listen=f"{self.name}:7000", host_label=self.name, **self._settings)
+        return RoutingBroker(config, host, make_client)
+
+
+class EdgeProcess(BrokerProcess[EdgeBroker]):
     """An edge broker."""
 
-    broker: EdgeBroker | None = None
-
     def __init__(self, *common: Any, lan: str, settings: dict[str, Any]) -> None:
-        super().__init__(*common)
+        super().__init__(*common, settings=settings)
         self.lan = lan
-        self._settings = settings
 
-    async def main(self, host: Host) -> None:
-        """Start the broker, again if ZooKeeper cannot be reached."""
+    def make(self, host: Host, make_client: MakeClient) -> EdgeBroker:
         config = EdgeConfig(
-            id=self.name,
-            lan=self.lan,
-            listen=f"{self.name}:{EDGE_PORT}",
-            http=f"{self.name}:8000",
-            discovery=False,
-            insecure=True,
-            **self._settings,
+            lan=self.lan, listen=f"{self.name}:{EDGE_PORT}", discovery=False, **self._settings
         )
-        make = partial(ModelClient, randomness=host.randomness)
-        while True:
-            broker = EdgeBroker(config, host, make)
-            try:
-                await broker.start()
-            except CoordinationError:
-                await broker.close()
-                await asyncio.sleep(_RESTART_S)
-                continue
-            self.broker = broker
-            return
-
-    def forget(self) -> None:
-        self.broker = None
+        return EdgeBroker(config, host, make_client)
 
 
 @dataclass(slots=True)
@@ -194,6 +182,8 @@ class Published:
 
     topic: str
     client: str
+    start: int
+    """Of the client: which of its lives this was."""
     born_ns: list[int] = field(default_factory=list)
     """True time of each message."""
 
@@ -215,6 +205,8 @@ class Subscribed:
 
     topic: str
     client: str
+    start: int
+    """Of the client: which of its lives this was."""
     since_ns: int
     messages: list[Received] = field(default_factory=list)
 
@@ -290,7 +282,7 @@ class ClientProcess(Process):
                 await asyncio.sleep(_RESTART_S)
 
     async def _publish(self, plan: TopicPlan, publisher: Publisher, host: Host) -> None:
-        record = Published(plan.name, self.name)
+        record = Published(plan.name, self.name, self.starts)
         self._history.published[publisher.endpoint_id] = record
         loop = self.loop
         assert loop is not None
@@ -307,7 +299,7 @@ class ClientProcess(Process):
             await asyncio.sleep(next_s - loop.time())
 
     async def _receive(self, plan: TopicPlan, subscription: Subscription) -> None:
-        record = Subscribed(plan.name, self.name, self.world.now_ns)
+        record = Subscribed(plan.name, self.name, self.starts, self.world.now_ns)
         self._history.subscribed.append(record)
         async for message in subscription:
             (born_ns,) = _BORN.unpack(message.payload)

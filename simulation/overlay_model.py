@@ -10,8 +10,9 @@ from coordinator import TopicRecord
 from overlay.bounds import Delays, smallest_retention
 from overlay.limits import MILLISECOND_NS, SECOND_NS
 from overlay.messages import Role
+from overlay.paths import Policy
 from overlay.qos import TopicQos
-from simulation.network import Listener, Network
+from simulation.network import Network
 from simulation.nodes import (
     ClientProcess,
     EdgeProcess,
@@ -21,7 +22,9 @@ from simulation.nodes import (
     RouterProcess,
     TopicPlan,
 )
-from simulation.world import SimulatedLoop, Step, World
+from simulation.schedule import Step, World
+from simulation.transports import Listener
+from simulation.world import SimulatedLoop
 from simulation.zookeeper import Ensemble, Member
 
 CHROOT: Final = "/isthmus"
@@ -33,6 +36,8 @@ FAILOVER_MS: Final = 2_500.0
 BACKUP_DELAY_MS: Final = 60.0
 _MARGIN_MS: Final = 500.0
 """Topics are planned for a failover longer by this: what is measured counts when they are declared."""
+_DIRECT_SHARE: Final = 0.3
+"""Of the runs: in those, topics also take the direct way between edges."""
 _CLOCK_OFFSET_MAX_S: Final = 100_000
 _DRIFT_MAX_PPM: Final = 100
 
@@ -85,6 +90,7 @@ class SimulatedOverlay:
         self.ensemble = Ensemble(SimulatedLoop(self.world, "zookeeper"), random.Random(f"zookeeper/{seed}"))
         self.members = {name: self._make_member(name) for name in MEMBERS}
         self.listeners: dict[str, Listener] = {}
+        self._records: dict[str, tuple[bytes, TopicRecord]] = {}
         self.routers = [self._make_router(number) for number in range(1, self.shape.routers + 1)]
         self.edges = [
             self._make_edge(lan, number)
@@ -92,6 +98,8 @@ class SimulatedOverlay:
             for number in range(1, count + 1)
         ]
         clients = ("client-plant", "client-office")
+        self._policies = random.Random(f"direct/{seed}")
+        self.has_direct_paths = self._policies.random() < _DIRECT_SHARE
         self.topics = [self._draw_topic(number, clients) for number in range(1, self.shape.topics + 1)]
         self.clients = [self._make_client(name) for name in clients]
 
@@ -117,7 +125,7 @@ class SimulatedOverlay:
         member, loop = self.members[name]
         member.cut_off = False
         member.catch_up()
-        self.world.soon(Step(loop, self._listen, (name, loop, member), None))
+        self.world.soon(Step(loop.actor, self._listen, (name, loop, member), None))
 
     def _listen(self, name: str, loop: SimulatedLoop, member: Member) -> None:
         async def listen() -> None:
@@ -192,7 +200,8 @@ class SimulatedOverlay:
         )
         delays = Delays(0, 0, 0, int((FAILOVER_MS + BACKUP_DELAY_MS + _MARGIN_MS) * MILLISECOND_NS))
         retention = max(smallest_retention(qos, delays), 1)
-        qos = TopicQos(period_ms, qos.deadline_ms, loss_tolerance, retention)
+        policy = self._policies.choice((Policy.BOTH, Policy.ADAPTIVE)) if self.has_direct_paths else None
+        qos = TopicQos(period_ms, qos.deadline_ms, loss_tolerance, retention, paths=policy)
         publisher, other = randomness.sample(clients, 2)
         subscribers = (other,) if randomness.random() < 0.7 else clients
         return TopicPlan(f"topic-{number}", qos, 1.02 * period_ms / 1000, publisher, subscribers)
@@ -202,7 +211,13 @@ class SimulatedOverlay:
     def record_of(self, topic: str) -> TopicRecord | None:
         """Who serves a topic, as ZooKeeper has it."""
         node = self.ensemble.tree.nodes.get(f"{CHROOT}/topics/{topic}")
-        return None if node is None else TopicRecord.from_json(node.data)
+        if node is None:
+            return None
+        # Asked several times a second, and changed a few times in a run.
+        known = self._records.get(topic)
+        if known is None or known[0] != node.data:
+            known = self._records[topic] = (node.data, TopicRecord.from_json(node.data))
+        return known[1]
 
     def is_replicated(self, plan: TopicPlan) -> bool:
         """Copies of all messages of a topic go to its backup."""
@@ -253,11 +268,17 @@ class SimulatedOverlay:
                 return f"{edge.name} is not connected to {record.primary} and {record.backup}"
             if edge.name == ingress and remote and known.target is None:
                 return f"{edge.name} does not send {plan.name}"
+            mirrored = edge.broker.declarations._known.get(plan.name)
+            if mirrored is not None and not mirrored.subscribers.is_settled:
+                return f"{edge.name} has not heard whether subscribers of {plan.name} are back"
         for router in serving:
             assert router.broker is not None
             topic = router.broker.core.topics.get(record.id)
             if topic is None or not remote <= topic.subscribers.keys():
                 return f"{router.name} does not know all subscribers of {plan.name}"
+            subscribers = router.broker._subscribers.get(plan.name)
+            if subscribers is not None and not subscribers.is_settled:
+                return f"{router.name} has not heard whether subscribers of {plan.name} are back"
             if topic.primary != (None if router.name == record.primary else record.primary):
                 return f"{router.name} does not know its part in {plan.name}"
             other = record.backup if router.name == record.primary else record.primary
@@ -277,6 +298,6 @@ def close(overlay: SimulatedOverlay) -> None:
     """Let go of everything without letting it run on."""
     for process in overlay.processes:
         if process.loop is not None:
-            process.loop.kill()
+            process.loop.actor.kill()
     overlay.ensemble.close()
     asyncio._set_running_loop(None)

@@ -10,11 +10,11 @@ from typing import Final
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
 from simulation.ablations import Ablation, without
-from simulation.checkers import LeaderChecker, Violation, check_copies, check_messages
+from simulation.checkers import Judgement, LeaderChecker, Violation, check_copies, check_messages
 from simulation.faults import Faults
 from simulation.nodes import seconds
 from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, close
-from simulation.world import LivelockError
+from simulation.schedule import LivelockError
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ class Outcome:
     faults: tuple[str, ...]
     published: int
     delivered: int
+    owed: int
+    """Pairs of a message and a subscription that it should reach."""
+    judged: int
+    """Those whose loss would count: not around a fault for which nothing is promised."""
     steps: int
     crash: str = ""
     """Why the run could not be judged, if it could not."""
@@ -63,6 +67,8 @@ class Outcome:
             "faults": list(self.faults),
             "published": self.published,
             "delivered": self.delivered,
+            "owed": self.owed,
+            "judged": self.judged,
         }
 
 
@@ -70,13 +76,16 @@ def simulate(seed: int, ablation: Ablation | None = None, log: list[str] | None 
     """Run one seed, without one safeguard if `ablation` says so; `log` gets the whole history."""
     began_s = time.perf_counter()
     collecting = gc.isenabled()
-    # What is thrown away in cycles is freed at the end: a run is short, and collecting costs time.
+    # What is thrown away in cycles is freed at the end: a run is short, and collecting costs time. What
+    # was there before (all modules) is not looked through for what the run has left.
     gc.disable()
+    gc.freeze()
     try:
         with without(ablation):
             outcome = _Run(seed, log).outcome(began_s)
         _bury()
     finally:
+        gc.unfreeze()
         if collecting:
             gc.enable()
     return outcome
@@ -99,11 +108,12 @@ class _Run:
     def __init__(self, seed: int, log: list[str] | None) -> None:
         self._seed = seed
         self._overlay = SimulatedOverlay(seed)
-        self._overlay.network.log = log
+        self._overlay.world.log = log
         self._leaders = LeaderChecker(CHROOT)
         self._faults = Faults(self._overlay, self._leaders, seed)
         self._overlay.ensemble.on_commit.append(self._leaders.committed)
         self._violations: list[Violation] = []
+        self._judgement = Judgement()
 
     def outcome(self, began_s: float) -> Outcome:
         """Everything, from start to verdict."""
@@ -131,10 +141,12 @@ class _Run:
             tuple(self._violations),
             overlay.world.now_ns / SECOND_NS,
             time.perf_counter() - began_s,
-            f"{overlay.network.digest:08x}",
+            f"{overlay.world.digest:08x}",
             tuple(self._faults.injected),
             sum(len(item.born_ns) for item in overlay.history.published.values()),
             sum(len(item.messages) for item in overlay.history.subscribed),
+            self._judgement.owed,
+            self._judgement.judged,
             overlay.world.steps,
             crash,
         )
@@ -150,14 +162,15 @@ class _Run:
             self._advance(_LOOK_NS)
         self._faults.heal()
         recovered = self._wait_until_well(_RECOVER_MAX_NS, "recovers")
-        self._faults.end_excuses()
+        excuses = self._faults.excuses()
         self._advance(_AFTER_NS)
         for client in overlay.clients:
             client.publishing = False
         self._advance(_DRAIN_NS)
         qos = {topic.name: topic.qos for topic in overlay.topics}
-        alive = {client.name for client in overlay.clients if client.starts == 1}
-        self._violations += check_messages(overlay.history, qos, alive, self._faults.excuses)
+        lives = {client.name: client.starts for client in overlay.clients}
+        self._judgement = check_messages(overlay.history, qos, lives, excuses)
+        self._violations += self._judgement.violations
         if recovered:
             self._violations += check_copies(overlay.routers)
         self._violations += [Violation("refusal", reason) for reason in overlay.history.refusals[:5]]

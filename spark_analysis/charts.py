@@ -237,7 +237,7 @@ def waterfall(legs: Sequence[Row]) -> str:
         journeys.setdefault((leg["publisher"], leg["sequence"], leg["subscriber"]), []).append(leg)
     if not journeys:
         return ""
-    left, right, top, bar = 230, 330, 24, 26
+    left, right, top, bar = 280, 330, 24, 26
     right_end = WIDTH - left - right
     lengths = [sum((leg["wait_ms"] or 0) + (leg["link_ms"] or 0) for leg in way) for way in journeys.values()]
     longest = max(*(way[0]["age_ms"] for way in journeys.values()), *lengths, 1e-9)
@@ -250,7 +250,7 @@ def waterfall(legs: Sequence[Row]) -> str:
     for index, ((_, sequence, subscriber), way) in enumerate(journeys.items()):
         y = top + bar * index
         parts.append(
-            text(left - 10, y + 15, f"{way[0]['topic']} #{sequence} → {subscriber[:8]}"[-36:], anchor="end")
+            text(left - 10, y + 15, f"{way[0]['topic']} #{sequence} → {subscriber}"[-42:], anchor="end")
         )
         x = float(left)
         longest_ms, worst = 0.0, ""
@@ -272,7 +272,7 @@ def waterfall(legs: Sequence[Row]) -> str:
             text(left + right_end + 76, y + 15, f"{milliseconds(longest_ms)} {worst}"[:44], style="small"),
         ]
     parts.append(
-        text(left, 14, "from publishing to delivery; pale: on a link, solid: in a node", style="quiet")
+        text(10, 14, "from publishing to delivery; pale: on a link, solid: in a node", style="quiet")
     )
     parts.append(text(left + right_end + 8, 14, "age, and the longest part of it", style="quiet"))
     for index, (stage, colour) in enumerate(list(stages.items())[:_LEGEND_MAX]):

@@ -1,5 +1,7 @@
 """The report as one HTML page that needs nothing else: no script, no font, no request."""
 
+import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -15,10 +17,15 @@ ROWS_SHOWN: Final = 200
 """Rows of a table on the page; the files have all."""
 
 BLAMED_SHOWN: Final = 12
+CHANGES_SHOWN: Final = 15
+CLIENT_DIGITS: Final = 6
+"""Of a client's id, on the page."""
 OUTAGES_UNFOLDED: Final = 4
 """Outages whose timelines one sees without asking."""
 
 Row = dict[str, Any]
+
+_CLIENT_ID: Final = re.compile(r"\b[0-9a-f]{16}\b")
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2530; --quiet: #66727f; --paper: #ffffff; --panel: #f5f7f9;
@@ -70,6 +77,7 @@ _HEADINGS: Final = {
     "p99_ms": "p99",
     "p999_ms": "p99.9",
     "max_ms": "max",
+    "change_pct": "change",
     "deadline_hit_pct": "in time %",
     "in_time_pct": "in time %",
     "slow_pct": "slow %",
@@ -89,6 +97,7 @@ _HEADINGS: Final = {
 
 def render(analysis: Analysis, source: str, comparison: Sequence[Row] = (), other: str = "") -> str:
     """The whole page."""
+    names = _Names(analysis)
     sections = [
         f"<h1>Latency report</h1><p class='quiet'>{escape(source)} · {_period(analysis)}</p>",
         _cards(analysis.summary),
@@ -98,9 +107,9 @@ def render(analysis: Analysis, source: str, comparison: Sequence[Row] = (), othe
         _timeline(analysis),
         _outages(analysis),
         _hops(analysis),
-        _late(analysis),
+        _late(analysis, names),
         _lans(analysis),
-        _places(analysis),
+        _places(analysis, names),
         f"<p class='note'>Percentiles are within {RELATIVE_ERROR:.1%} of the true ones; counts are exact. "
         "Ages are true where publisher and subscriber share a host's clock, else they are upper bounds.</p>",
     ]
@@ -117,7 +126,8 @@ def table(rows: Sequence[Row], columns: Sequence[str], name: str, most: int = RO
     )
     body = "".join(f"<tr>{''.join(_cell(row, column) for column in columns)}</tr>" for row in rows[:most])
     more = len(rows) - most
-    note = f"<p class='note'>{more:,} more in tables/{name}.csv</p>" if more > 0 else ""
+    files = "report.json" if "comparison" in name else f"tables/{name.removesuffix('-of-clients')}.csv"
+    note = f"<p class='note'>{more:,} more in {files}</p>" if more > 0 else ""
     return f"<div class='scroll'><table id='table-{name}'><tr>{head}</tr>{body}</table></div>{note}"
 
 
@@ -140,6 +150,30 @@ def _cell(row: Row, column: str) -> str:
         shown = number(value)
     kind = f" class='{style}'" if style else ""
     return f"<td{kind}>{escape(shown)}</td>"
+
+
+class _Names:
+    """Clients by their LAN and the start of their id: an id alone says nothing to an operator."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        clients = [row for row in analysis.rows("nodes") if row["role"] == "client"]
+        self._short = {
+            row["node"]: f"{row['lan'] or 'client'}·{row['node'][:CLIENT_DIGITS]}" for row in clients
+        }
+
+    def rename(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with short names wherever a client's id stands."""
+        return [
+            {key: self._of(value) if isinstance(value, str) else value for key, value in row.items()}
+            for row in rows
+        ]
+
+    def is_of_client(self, place: str) -> bool:
+        """A client, or a link of one."""
+        return any(part in self._short for part in place.split(" → "))
+
+    def _of(self, value: str) -> str:
+        return _CLIENT_ID.sub(lambda found: self._short.get(found[0], found[0]), value)
 
 
 def _period(analysis: Analysis) -> str:
@@ -186,10 +220,35 @@ def _problems(problems: Sequence[str]) -> str:
 
 
 def _comparison(rows: Sequence[Row], other: str) -> str:
+    """What changed, most first; an operator asks for that before anything else."""
     if not rows:
         return ""
+    changed = sorted(
+        (row for row in rows if row["before"] != row["now"]),
+        key=lambda row: -abs(row["change_pct"] or math.inf),
+    )
     columns = ("what", "measure", "before", "now", "change_pct")
-    return f"<h2>Compared with {escape(other)}</h2>" + table(rows, columns, "comparison")
+    shown = [_in_words(row) for row in changed]
+    words = f"<h2>Compared with {escape(other)}</h2>"
+    if len(rows) > len(changed):
+        words += f"<p class='note'>{len(rows) - len(changed):,} other measures are as they were.</p>"
+    if not shown:
+        return words
+    words += table(shown[:CHANGES_SHOWN], columns, "comparison")
+    if len(shown) > CHANGES_SHOWN:
+        more = table(shown[CHANGES_SHOWN:], columns, "comparison-rest")
+        words += f"<details><summary>{len(shown) - CHANGES_SHOWN:,} smaller changes</summary>{more}</details>"
+    return words
+
+
+def _in_words(row: Row) -> Row:
+    measure = row["measure"]
+    values: Row = {"what": row["what"], "measure": _HEADINGS.get(measure, measure.replace("_", " "))}
+    for when in ("before", "now"):
+        value = row[when]
+        values[when] = milliseconds(value) if measure.endswith("_ms") else number(value)
+    change = row["change_pct"]
+    return values | {"change_pct": NOTHING if change is None else f"{change:+.1f} %"}
 
 
 def _topics(analysis: Analysis) -> str:
@@ -251,8 +310,8 @@ def _hops(analysis: Analysis) -> str:
     return f"<h2>Latency per hop</h2>{note}{plot}" + table(hops, ("hop", "count", *_MILLISECONDS), "hops")
 
 
-def _late(analysis: Analysis) -> str:
-    blame = analysis.rows("blame")
+def _late(analysis: Analysis, names: _Names) -> str:
+    blame = names.rename(analysis.rows("blame"))
     words = "<h2>Where late messages lost their time</h2>"
     if blame:
         words += table(
@@ -261,7 +320,7 @@ def _late(analysis: Analysis) -> str:
         words += "<p class='note'>The part of the way that took most longer than its own median.</p>"
     else:
         words += "<p>No message is known to have missed its deadline.</p>"
-    return words + "<h2>The slowest messages</h2>" + charts.waterfall(analysis.rows("slowest"))
+    return words + "<h2>The slowest messages</h2>" + charts.waterfall(names.rename(analysis.rows("slowest")))
 
 
 def _lans(analysis: Analysis) -> str:
@@ -269,7 +328,7 @@ def _lans(analysis: Analysis) -> str:
     return f"<h2>LAN to LAN</h2>{note}" + charts.heat_map(analysis.rows("lans"))
 
 
-def _places(analysis: Analysis) -> str:
+def _places(analysis: Analysis, names: _Names) -> str:
     links = (
         "link",
         "count",
@@ -280,15 +339,32 @@ def _places(analysis: Analysis) -> str:
         "never_arrived",
     )
     nodes = ("node", "role", "lan", "count", *_MILLISECONDS)
-    drops = analysis.rows("drops")
+    drops = names.rename(analysis.rows("drops"))
     dropped = ""
     if drops:
         dropped = "<h2>Dropped</h2>" + table(drops, ("node", "topic", "reason", "messages"), "drops")
     return (
         "<h2>Links</h2><p class='note'>Bound: how long nodes could prove that messages took at most, without "
         "comparing clocks; its error is known where both ends share a host's clock.</p>"
-        + table(analysis.rows("links"), links, "links")
+        + _brokers_first(analysis, names, "links", "link", links)
         + "<h2>Waiting in nodes</h2>"
-        + table(analysis.rows("nodes"), nodes, "nodes")
+        + _brokers_first(analysis, names, "nodes", "node", nodes)
         + dropped
+    )
+
+
+def _brokers_first(analysis: Analysis, names: _Names, name: str, key: str, columns: Sequence[str]) -> str:
+    """What is of clients is folded away: there may be many, and they seldom are where time is lost."""
+    rows = analysis.rows(name)
+    brokers = [row for row in rows if not names.is_of_client(row[key])]
+    clients = names.rename([row for row in rows if names.is_of_client(row[key])])
+    if not brokers:
+        return table(clients, columns, name)
+    shown = table(brokers, columns, name)
+    if not clients:
+        return shown
+    of_clients = "links of clients" if name == "links" else "clients"
+    return (
+        f"{shown}<details><summary>{len(clients):,} {of_clients}, by LAN and the start of the client's id"
+        f"</summary>{table(clients, columns, f'{name}-of-clients')}</details>"
     )

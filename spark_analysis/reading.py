@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ PARTITION_ROWS: Final = 500_000
 QUIET: Final = f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
 """Errors only: Spark's warnings about host names and native libraries help nobody here."""
 
+_MASTER: Final = re.compile(r"local(\[[\w*, ]+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
+"""Spark itself answers any other with a stack trace of Java's."""
+_STANDALONE: Final = "spark://"
+_ANSWER_S: Final = 5.0
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -54,12 +59,19 @@ def open_session(
     master: str, name: str, java_home: Path | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session for one job; `java_home` is the Java that a new JVM shall use. Raises AnalysisError."""
+    if not _MASTER.fullmatch(master):
+        raise AnalysisError(
+            f"master is {master!r}: give local[2], spark://HOST:PORT, yarn or k8s://https://HOST:PORT"
+        )
+    if master.startswith(_STANDALONE):
+        _find_master(master)
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     builder = (
         SparkSession.builder.appName(name)
         .master(master)
         .config("spark.ui.enabled", "false")
+        .config("spark.driver.extraJavaOptions", QUIET)
         .config("spark.ui.showConsoleProgress", "false")
         # All times are UTC, on the driver and on every worker.
         .config("spark.sql.session.timeZone", "UTC")
@@ -74,7 +86,6 @@ def open_session(
             builder.config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.memory", "2g")
-            .config("spark.driver.extraJavaOptions", QUIET)
             .config("spark.sql.shuffle.partitions", "16")
         )
     for key, value in (settings or {}).items():
@@ -84,11 +95,20 @@ def open_session(
         session = builder.getOrCreate()
     except Exception as error:
         raise AnalysisError(
-            f"Spark did not start with master {master} ({str(error).splitlines()[0]}): check that the master "
+            f"Spark did not start with master {master} ({_reason(error)}): check that the master "
             "runs and that `isthmus doctor` finds Java"
         ) from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _find_master(master: str) -> None:
+    """Raise AnalysisError if no standalone master answers: Spark would try for two minutes."""
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        with contextlib.suppress(OSError, ValueError), socket.create_connection((host, int(port)), _ANSWER_S):
+            return
+    raise AnalysisError(f"no master answers at {master}: start one, or check host and port")
 
 
 def settings_for(url: str) -> dict[str, str]:
@@ -133,12 +153,17 @@ def prepare(location: str) -> tuple[str, Shipment]:
     if is_url(location):
         return location.rstrip("/"), Shipment()
     folder = Path(location).absolute()
-    if not folder.is_dir():
-        raise AnalysisError(f"{location} is no folder: give the one that the nodes write their traces to")
-    shipment = ship(folder) if has_segments(folder) else Shipment()
-    for candidate in (folder, folder / PARQUET_FOLDER):
-        if (candidate / SEGMENTS_FOLDER).is_dir():
-            return local_url(candidate), shipment
+    try:
+        if not folder.is_dir():
+            raise AnalysisError(f"{location} is no folder: give the one that the nodes write their traces to")
+        shipment = ship(folder) if has_segments(folder) else Shipment()
+        for candidate in (folder, folder / PARQUET_FOLDER):
+            if (candidate / SEGMENTS_FOLDER).is_dir():
+                return local_url(candidate), shipment
+    except OSError as error:
+        raise AnalysisError(
+            f"{location} cannot be read ({error.strerror}): allow reading it, or run this as its owner"
+        ) from error
     raise AnalysisError(
         f"{location} has no traces: neither segments nor {ROWS_FOLDER}/ and {SEGMENTS_FOLDER}/ in Parquet. "
         "Are brokers started with tracing?"
@@ -165,4 +190,18 @@ def _read(session: SparkSession, path: str, schema: types.StructType) -> DataFra
     )
     if path.startswith("file:") and not Path(path.removeprefix("file://")).is_dir():
         return session.createDataFrame([], schema)
-    return reader.parquet(path)
+    try:
+        return reader.parquet(path)
+    except Exception as error:
+        raise AnalysisError(
+            f"{path} cannot be read ({_reason(error)}): check the address, and that Spark has what it needs "
+            "for such addresses (--conf spark.jars.packages=...)"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What Java says, without where in Java."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # The first line of an error that Java has thrown (a Py4JJavaError) may be about the call alone.
+    called = lines and lines[0].startswith("An error occurred while calling") and len(lines) > 1
+    return lines[1] if called else next(iter(lines), type(error).__name__)

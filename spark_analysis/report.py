@@ -1,6 +1,7 @@
 """Writing a report: tables as Parquet and CSV, a summary as JSON, one HTML page."""
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,18 @@ class Report:
 
     summary: Row
     page: Path
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Make a folder for results; raises AnalysisError before hours of work rather than after them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise AnalysisError(
+            f"nothing can be written to {folder} ({error.strerror}): give another {option}"
+        ) from error
 
 
 def make_report(

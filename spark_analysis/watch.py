@@ -9,6 +9,7 @@ Within a stream the age bound is the age: to know the true one would mean to kee
 names of those that crossed a link are kept, for as long as rows may be late, to count each once.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ SHOWN_ROWS: Final = 1_000
 """Rows of one batch that are told."""
 ACCURACY: Final = 1_000
 """Of a percentile: its rank is off by at most one in this many."""
+
+_CLIENT_ID: Final = "^[0-9a-f]{16}$"
 
 Row = dict[str, Any]
 Tell = Callable[[str, list[Row]], None]
@@ -74,12 +77,18 @@ def topic_windows(rows: DataFrame, window_s: int) -> DataFrame:
 
 
 def link_windows(rows: DataFrame, window_s: int) -> DataFrame:
-    """Per window and link: crossings, percentiles of the link bound, messages that were late already."""
+    """Per window and link: crossings, percentiles of the link bound, messages that were late already.
+
+    Those of an edge's clients are one link each way: a client's id says nothing to an operator.
+    """
+    here = sf.concat(sf.lit("clients in "), "lan")
+    sender = sf.when(sf.col("peer_in").rlike(_CLIENT_ID), here).otherwise(sf.col("peer_in"))
+    receiver = sf.when(sf.col("role") == "client", here).otherwise(sf.col("node"))
     return (
         rows.where("peer_in IS NOT NULL AND in_ns IS NOT NULL")
         # A node records what it sends on once for each link; all of that came once.
         .dropDuplicates(["at", "node", "peer_in", "publisher", "sequence"])
-        .groupBy(sf.window("at", f"{window_s} seconds"), sf.concat_ws(" → ", "peer_in", "node").alias("link"))
+        .groupBy(sf.window("at", f"{window_s} seconds"), sf.concat_ws(" → ", sender, receiver).alias("link"))
         .agg(
             sf.count(sf.lit(1)).alias("messages"),
             _percentiles(sf.col("link_bound_ns")),
@@ -116,6 +125,15 @@ def wait(queries: Sequence[StreamingQuery], seconds: int) -> None:
                 f"the watch of {query.name} failed ({str(error).splitlines()[0]}): if its checkpoint does "
                 "not fit any more, give another --out"
             ) from error
+
+
+def stop(session: SparkSession, queries: Sequence[StreamingQuery]) -> None:
+    """End the watch where it is; its checkpoint stays. A session must not be stopped before its queries."""
+    # Whatever is interrupted says so at length: that is no failure of the watch.
+    session.sparkContext.setLogLevel("OFF")
+    for query in queries:
+        with contextlib.suppress(Exception):
+            query.stop()
 
 
 def _start(name: str, frame: DataFrame, out: Path, tell: Tell) -> StreamingQuery:

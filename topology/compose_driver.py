@@ -15,35 +15,34 @@ root on the engine's machine; containers themselves need no rights.
 import asyncio
 import json
 from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from docker import DockerClient
 
 from coordinator.member import CLIENT_PORT
-from runtime.tracing import TraceSettings
 from topology.calibration import Calibration, End, calibrate
 from topology.children import Child
 from topology.claims import Claim, control_path, sweep_dead
 from topology.compose import CLIENT_RESULTS, HTTP_PORT, LISTEN_PORT, TRACES, WAN, compose_text
 from topology.containers import Project, View, image, open_engine, remove_project
 from topology.driver import (
+    DEFAULT_SETTINGS,
     EXECUTE_TIMEOUT_S,
     READY_POLL_S,
-    SESSION_TIMEOUT_S,
     START_TIMEOUT_S,
-    Say,
-    ignore,
+    DriverSettings,
 )
 from topology.emulated_faults import EmulatedFaults
 from topology.emulated_wan import EmulatedWan
 from topology.emulation import SEED
 from topology.errors import DriverError
-from topology.ferry import set_up_device
 from topology.model import Topology
 from topology.namespaces import require_available
-from topology.network import NETWORK, NetworkPlan, read_network
+from topology.network import NetworkPlan, ferry_specification, read_network
+from topology.tun import set_up_device
+from topology.wan_kind import WanKind
 
 KIND: Final = "compose"
 KEEPERS: Final = 3
@@ -79,20 +78,12 @@ class ContainerNode:
 class ComposeDriver(EmulatedFaults):
     """A running topology in containers. Use `running(topology, ComposeDriver)`."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        session_timeout_s: float = SESSION_TIMEOUT_S,
-        directory: Path | None = None,
-        say: Say = ignore,
-        trace: TraceSettings | None = None,
-    ) -> None:
-        super().__init__(
-            topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
-        )
+    def __init__(self, topology: Topology, settings: DriverSettings = DEFAULT_SETTINGS) -> None:
+        super().__init__(topology, settings)
         self.plan = _with_keepers(read_network(topology))
-        self._ferry_wan = EmulatedWan(self.plan.links, self.directory)
+        # Between containers netem has never been tried on a kernel that has it: who wants it says so.
+        wan = WanKind.FERRY if settings.wan is WanKind.AUTO else settings.wan
+        self._emulated = EmulatedWan(self.plan.links, self.directory, wan)
         self.calibration: Calibration | None = None
         """Of the round trips, from the start."""
         roles = [(router.name, "router", "") for router in topology.routers]
@@ -106,7 +97,11 @@ class ComposeDriver(EmulatedFaults):
         """Of the containers that are on the emulated WAN."""
         self._ended_by_us: set[str] = set()
         self._loads: dict[str, Child] = {}
+        self._crashed: list[str] = []
+        """Brokers that had ended by themselves when they were started again."""
         self._killing: set[asyncio.Future[None]] = set()
+        self._kill_failures: list[str] = []
+        """What came of kills that nobody waited for."""
         self._engine: DockerClient | None = None
         self._claim: Claim | None = None
         self._project: Project | None = None
@@ -161,7 +156,7 @@ class ComposeDriver(EmulatedFaults):
                 await self._end_brokers()
                 await self.collect()
             finally:
-                await self._ferry_wan.end()
+                await self._emulated.end()
                 await asyncio.to_thread(self._project.remove)
         if self._claim is not None:
             self._claim.release()
@@ -184,6 +179,8 @@ class ComposeDriver(EmulatedFaults):
         await self._refresh()
         if self._node(name).is_alive:
             raise DriverError(f"{name} runs already: kill it before it is started again")
+        if name not in self._ended_by_us:
+            self._crashed.append(name)
         self._ended_by_us.discard(name)
         await asyncio.to_thread(self._running_project().start, name)
         await self._attach([name])
@@ -205,7 +202,12 @@ class ComposeDriver(EmulatedFaults):
         project = self._running_project()
         killing = asyncio.ensure_future(asyncio.to_thread(project.signal, name))
         self._killing.add(killing)
-        killing.add_done_callback(self._killing.discard)
+        killing.add_done_callback(self._killed)
+
+    def _killed(self, killing: "asyncio.Future[None]") -> None:
+        self._killing.discard(killing)
+        if not killing.cancelled() and (error := killing.exception()) is not None:
+            self._kill_failures.append(str(error))
 
     async def freeze(self, name: str) -> None:
         """Pause a broker's container; its connections stay open."""
@@ -321,24 +323,28 @@ class ComposeDriver(EmulatedFaults):
         return ",".join(f"{keeper}:{CLIENT_PORT}" for keeper in self._keepers)
 
     async def statuses(self, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """The status of every broker that is alive and answers, by name."""
+        """The status of every broker that is alive and answers. Raises DriverError if a kill failed."""
+        if self._kill_failures:
+            raise DriverError(f"a broker was not killed: {'; '.join(self._kill_failures)}")
         await self._refresh()
         return await super().statuses(names)
 
     def died_unasked(self) -> list[str]:
         """Containers that ended although nobody made them."""
         self._take(self._running_project().views())
-        loads = [child for child in (*self._loads.values(), self._ferry_wan.ferry) if child is not None]
+        loads = [child for child in (*self._loads.values(), self._emulated.process) if child is not None]
         dead = [name for name in (*self._keepers, *self._nodes) if not self._views[name].is_alive]
-        return [name for name in dead if name not in self._ended_by_us] + [
-            child.name for child in loads if child.died_unasked
+        return [
+            *self._crashed,
+            *(name for name in dead if name not in self._ended_by_us),
+            *(child.name for child in loads if child.died_unasked),
         ]
 
     # The WAN
 
     @property
     def _wan(self) -> EmulatedWan:
-        return self._ferry_wan
+        return self._emulated
 
     def _site_of(self, broker: str) -> str:
         return self.plan.host(broker).site
@@ -350,19 +356,9 @@ class ComposeDriver(EmulatedFaults):
         assert self._claim is not None
         await self._refresh()
         keepers = [self._views[keeper].addresses[WAN] for keeper in self._keepers]
-        await self._ferry_wan.launch(
-            {
-                "network": NETWORK,
-                "seed": SEED,
-                "control": str(control_path(self._claim.run)),
-                # What ZooKeeper says is no frame of ours.
-                "untapped": keepers,
-                "hosts": [],
-                "links": [
-                    {"from": link.source, "to": link.target, "conditions": asdict(link.conditions)}
-                    for link in self.plan.links
-                ],
-            }
+        # What ZooKeeper says is no frame of ours.
+        await self._emulated.launch(
+            ferry_specification(self.plan.links, control_path(self._claim.run), SEED, keepers)
         )
         await self._attach(self._keepers)
 
@@ -395,7 +391,7 @@ class ComposeDriver(EmulatedFaults):
             if name in on_wan:
                 self._namespaces[name] = await asyncio.to_thread(self._running_project().namespace, name)
                 address = on_wan[name].addresses[WAN]
-                await self._ferry_wan.attach(name, sites[name], address, self._namespaces[name])
+                await self._emulated.attach(name, sites[name], address, self._namespaces[name])
         await asyncio.to_thread(self._route, on_wan, sites)
 
     def _sites(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from overlay.limits import SECOND_NS
 from runtime.tracing import TraceSettings
 from topology.checker import Crash, TopicVerdict, failover_gap_ms, judge_topic
-from topology.driver import Driver, running
+from topology.driver import Driver, DriverSettings, running
 from topology.errors import DriverError, TopologyError
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import Topology
@@ -41,6 +41,7 @@ from topology.promises import (
 )
 from topology.settling import STABLE_S, wait_for, wait_settled
 from topology.snapshot import Snapshot
+from topology.wan_kind import WanKind
 
 LEADER_GRACE_S: Final = 1.0
 """A new leader must act within the session timeout and this long."""
@@ -113,10 +114,12 @@ async def run_demo(
     keep: bool = False,
     kind: type[Driver],
     trace: TraceSettings | None = None,
+    wan: WanKind = WanKind.AUTO,
 ) -> DemoResult:
     """Play the scenario. Raises TopologyError or CoordinationError if it cannot be played to its end."""
     check_topology(topology)
-    async with running(topology, kind, keep=keep, say=observer.say, trace=trace) as driver:
+    settings = DriverSettings(say=observer.say, trace=trace, wan=wan)
+    async with running(topology, kind, settings, keep=keep) as driver:
         result = await _Scenario(driver, observer, seconds).run()
         driver.keeps_directory |= not result.ok
         return result

@@ -22,6 +22,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -31,6 +32,7 @@ from runtime.tracing import TraceSettings
 from topology.errors import DriverError
 from topology.gateway import GatewayStatistics, Way
 from topology.model import Topology
+from topology.wan_kind import WanKind
 
 START_TIMEOUT_S: Final = 30.0
 READY_TIMEOUT_S: Final = 20.0
@@ -47,6 +49,24 @@ Say = Callable[[str], None]
 
 def ignore(_: str) -> None:
     """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """How a topology is run, whichever driver runs it."""
+
+    session_timeout_s: float = SESSION_TIMEOUT_S
+    directory: Path | None = None
+    """For logs, configuration and results; None: one of its own."""
+    say: Say = ignore
+    """Is told how the start goes."""
+    trace: TraceSettings | None = None
+    """Where and how much all nodes and applications trace."""
+    wan: WanKind = WanKind.AUTO
+    """What emulates the WAN, where one is emulated."""
+
+
+DEFAULT_SETTINGS: Final = DriverSettings()
 
 
 class Node(Protocol):
@@ -79,24 +99,16 @@ class Load(Protocol):
 class Driver(abc.ABC):
     """A running topology. Use `running`, or `start` and `stop` in a `try`."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        session_timeout_s: float = SESSION_TIMEOUT_S,
-        directory: Path | None = None,
-        say: Say = ignore,
-        trace: TraceSettings | None = None,
-    ) -> None:
+    def __init__(self, topology: Topology, settings: DriverSettings) -> None:
         self.topology = topology
-        self.session_timeout_s = session_timeout_s
-        self.directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX)) if directory is None else directory
+        self.session_timeout_s = settings.session_timeout_s
+        self.directory = settings.directory or Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
         """Logs, configuration and results of this run."""
         self.keeps_directory = False
         """Whether `running` leaves the directory; it does so by itself when something fails."""
-        self.trace = trace
+        self.trace = settings.trace
         """Where and how much all nodes and applications trace."""
-        self._say = say
+        self._say = settings.say
         self._http: aiohttp.ClientSession | None = None
 
     # Life
@@ -347,13 +359,12 @@ Kind = TypeVar("Kind", bound=Driver)
 async def running(
     topology: Topology,
     kind: type[Kind],
+    settings: DriverSettings = DEFAULT_SETTINGS,
     *,
     keep: bool = False,
-    say: Say = ignore,
-    trace: TraceSettings | None = None,
 ) -> AsyncIterator[Kind]:
     """A testbed for as long as the block lasts. Its directory stays if the block fails or `keep` is set."""
-    driver = kind(topology, say=say, trace=trace)
+    driver = kind(topology, settings)
     driver.keeps_directory = keep
     try:
         await driver.start()
@@ -371,6 +382,6 @@ async def running(
             raise
         finally:
             if driver.keeps_directory:
-                say(f"logs and records are kept in {driver.directory}")
+                settings.say(f"logs and records are kept in {driver.directory}")
             else:
                 shutil.rmtree(driver.directory, ignore_errors=True)

@@ -1,9 +1,11 @@
 """An emulated WAN as those see it who use it: its process, its links, what passed and how well.
 
-The ferry (`topology.ferry`) carries packets between sites, in namespaces of our own or of containers;
-this is the other end of its control socket. Drivers with such a WAN hand it the faults of their LANs.
+A process carries packets between sites, in namespaces of our own or of containers: the ferry
+(`topology.ferry`), or the kernel at the behest of `topology.netem_wan`. This is the other end of its
+control socket. Drivers with such a WAN hand it the faults of their LANs.
 """
 
+import asyncio
 import contextlib
 import json
 from collections import Counter
@@ -15,52 +17,88 @@ from topology.children import Child
 from topology.errors import DriverError
 from topology.ferry import lag_reason
 from topology.gateway import GatewayStatistics, Way
+from topology.netem import why_no_netem
 from topology.network import Link, write_specification
+from topology.tun import TunDevice, open_device
 from topology.wan_control import ask
+from topology.wan_kind import WanKind
 
 START_TIMEOUT_S: Final = 20.0
+_MODULES: Final = {WanKind.FERRY: "topology.ferry", WanKind.NETEM: "topology.netem_wan"}
 BITS: Final = 8
 MBIT: Final = 1e6
 
 
-class EmulatedWan:
-    """The ferry of one run. `end` also after a `launch` that failed."""
+def choose(kind: WanKind) -> WanKind:
+    """Who emulates a WAN here. Raises DriverError if that one cannot."""
+    if kind is WanKind.FERRY:
+        return kind
+    reason = why_no_netem()
+    if reason is None:
+        return WanKind.NETEM
+    if kind is WanKind.NETEM:
+        raise DriverError(f"{reason}: use --wan ferry, or a kernel that has them")
+    return WanKind.FERRY
 
-    def __init__(self, links: Sequence[Link], directory: Path) -> None:
-        """`directory` takes the ferry's log and its figures."""
+
+class EmulatedWan:
+    """The WAN of one run. `end` also after a `launch` that failed."""
+
+    def __init__(self, links: Sequence[Link], directory: Path, kind: WanKind = WanKind.AUTO) -> None:
+        """`directory` takes the log and the figures of its process."""
         self.links = tuple(links)
+        self.kind = kind
+        """Who emulates; NETEM or FERRY once it is launched."""
         self.control = Path()
         """Where it takes commands, once it is launched."""
         self._directory = directory
-        self.ferry: Child | None = None
-        """What carries packets."""
+        self.process: Child | None = None
+        self._devices: dict[str, TunDevice] = {}
+        """Those that the ferry has. We hold them too, so that it is us for whom their end takes long."""
+        self._attached: set[str] = set()
 
     async def launch(self, specification: dict[str, Any]) -> None:
-        """Start the ferry; returns when packets are carried. Raises DriverError."""
+        """Start it; returns when hosts can be attached. Raises DriverError."""
+        self.kind = choose(self.kind)
         self.control = Path(specification["control"])
         file = self._directory / "wan.json"
         write_specification(file, specification)
-        self.ferry = Child("wan", "topology.ferry", [str(file)], self._directory)
-        await self.ferry.start()
-        await self.ferry.wait_for("serving", START_TIMEOUT_S)
+        self.process = Child("wan", _MODULES[self.kind], [str(file)], self._directory)
+        await self.process.start()
+        await self.process.wait_for("serving", START_TIMEOUT_S)
 
     async def end(self) -> None:
-        """End the ferry; its figures are left in `wan-statistics.json`."""
-        if self.ferry is None:
+        """End its process; its figures are left in `wan-statistics.json`."""
+        if self.process is None:
             return
-        if self.ferry.is_alive:
-            # Nothing to write where the run was cancelled before the ferry served.
+        if self.process.is_alive:
+            # Nothing to write where the run was cancelled before it served.
             with contextlib.suppress(DriverError):
                 found = await self.statistics()
                 (self._directory / "wan-statistics.json").write_text(json.dumps(found, indent=1))
-        await self.ferry.stop()
+        await self.process.stop()
+        for name in list(self._devices):
+            await self._close_device(name)
 
     # Single links
 
     async def attach(self, name: str, site: str, address: str, namespace: Path) -> None:
         """Give a host a device to the WAN, instead of one it had; the device is still down then."""
-        where = {"site": site, "address": address, "namespace": str(namespace)}
-        await ask(self.control, "attach", name=name, **where)
+        if name in self._attached:
+            # First: both would have the same name, perhaps in the same namespace.
+            await ask(self.control, "detach", name=name)
+            await self._close_device(name)
+        where: dict[str, Any] = {"name": name, "site": site, "address": address}
+        self._attached.add(name)
+        if self.kind is WanKind.NETEM:
+            await ask(self.control, "attach", namespace=str(namespace), **where)
+            return
+        device = self._devices[name] = await asyncio.to_thread(open_device, namespace)
+        await ask(self.control, "attach", descriptors=device.descriptors, **where)
+
+    async def _close_device(self, name: str) -> None:
+        if name in self._devices:
+            await asyncio.to_thread(self._devices.pop(name).close)
 
     async def change(self, a: str, b: str, *, one_way: bool = False, **changes: Any) -> dict[str, Any]:
         """Change conditions between two sites; gives those that hold now."""
@@ -77,7 +115,7 @@ class EmulatedWan:
     async def statistics(self) -> dict[str, Any]:
         """What has been carried, and how well; `invalid` says why the run is, or is None."""
         found = await ask(self.control, "statistics")
-        return {**found, "invalid": lag_reason(found)}
+        return {**found, "emulated_by": self.kind.value, "invalid": lag_reason(found)}
 
     # All links of a LAN
 
@@ -117,7 +155,7 @@ class EmulatedWan:
             messages_out=_messages(out),
             messages_back=_messages(back),
             unreadable=sum(lane["unreadable"] for lane in (*out, *back)),
-            late_max_ms=found["late_max_ms"],
+            late_max_ms=found["late_max_ms"] or 0.0,
         )
 
     async def watch(self) -> None:
@@ -125,10 +163,12 @@ class EmulatedWan:
         await ask(self.control, "watch")
 
     async def check(self) -> tuple[bool, str]:
-        """Whether every packet was carried in time since `watch`, or since the start."""
+        """Whether every packet was carried in time since `watch`, or since the start, as far as is known."""
         found = await self.statistics()
         if found["invalid"] is not None:
             return False, found["invalid"]
+        if self.kind is WanKind.NETEM:
+            return True, f"{found['forwarded']} packets passed tc netem, which does not say when it is late"
         return True, (
             f"{found['forwarded']} packets were carried, 99 % at most {found['late_p99_ms']:g} ms late, "
             f"the latest {found['late_max_ms']:g} ms"

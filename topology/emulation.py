@@ -1,6 +1,7 @@
 """A network of namespaces with its emulated WAN, for as long as it is started.
 
     python -m topology.emulation [--delay-ms 30] [--jitter-ms 0] [--loss 0.01] [--burst 4] [--rate-mbit 10]
+        [--wan ferry|netem]
 
 emulates one link with these conditions both ways, measures it (`topology.calibration`) and prints the
 record as JSON; the exit status is 0 if it is what was asked for.
@@ -19,13 +20,9 @@ from topology.conditions import CONDITION_NAMES, LinkConditions
 from topology.emulated_wan import EmulatedWan
 from topology.errors import TopologyError
 from topology.namespaces import Namespaces, require_available, sweep
-from topology.network import (
-    Host,
-    Link,
-    NetworkPlan,
-    ferry_specification,
-    lay_out,
-)
+from topology.network import NETWORK, Host, Link, NetworkPlan, ferry_specification, lay_out
+from topology.tun import set_up_device
+from topology.wan_kind import WanKind
 
 SEED: Final = 1
 
@@ -34,10 +31,16 @@ class EmulatedNetwork(EmulatedWan):
     """Namespaces, switches and cables, with the WAN between. `stop` also after a `start` that failed."""
 
     def __init__(
-        self, plan: NetworkPlan, directory: Path, *, seed: int = SEED, untapped: Iterable[str] = ()
+        self,
+        plan: NetworkPlan,
+        directory: Path,
+        *,
+        seed: int = SEED,
+        untapped: Iterable[str] = (),
+        wan: WanKind = WanKind.AUTO,
     ) -> None:
-        """`directory` takes the ferry's log; messages from and to `untapped` addresses are not counted."""
-        super().__init__(plan.links, directory)
+        """`directory` takes the WAN's log; messages from and to `untapped` addresses are not counted."""
+        super().__init__(plan.links, directory, wan)
         self.plan = plan
         self.seed = seed
         self.namespaces = Namespaces()
@@ -51,7 +54,14 @@ class EmulatedNetwork(EmulatedWan):
         self.swept = sweep()
         self.namespaces.claim(directory=str(self._directory))
         lay_out(self.plan, self.namespaces)
-        await self.launch(ferry_specification(self.plan, self.namespaces, self.seed, self._untapped))
+        await self.launch(
+            ferry_specification(self.plan.links, self.namespaces.control, self.seed, self._untapped)
+        )
+        for host in self.plan.hosts:
+            if host.has_wan:
+                namespace = self.namespaces.path(host.name)
+                await self.attach(host.name, host.site, host.address, namespace)
+                await asyncio.to_thread(set_up_device, namespace, host.address, [NETWORK])
 
     async def stop(self) -> None:
         """Remove everything. Processes inside must have ended."""
@@ -90,12 +100,14 @@ async def calibrate_conditions(
     directory: Path,
     packets: int = LOSS_PACKETS,
     seed: int = SEED,
+    wan: WanKind = WanKind.AUTO,
 ) -> dict[str, Any]:
     """Emulate one link and measure it; a JSON-able record. `back` is as `there` if not given.
 
     The ferry's own lag is part of the verdict: what it could not carry in time was not measured.
     """
-    network = EmulatedNetwork(two_sites(there, there if back is None else back), directory, seed=seed)
+    plan = two_sites(there, there if back is None else back)
+    network = EmulatedNetwork(plan, directory, seed=seed, wan=wan)
     try:
         await network.start()
         calibration = await network.calibrate(packets=packets)
@@ -107,6 +119,7 @@ async def calibrate_conditions(
         **record,
         "ok": calibration.ok and statistics["invalid"] is None,
         "invalid": statistics["invalid"],
+        "emulated_by": statistics["emulated_by"],
         "forwarded": statistics["forwarded"],
         "late_p99_ms": statistics["late_p99_ms"],
         "late_max_ms": statistics["late_max_ms"],
@@ -122,13 +135,18 @@ def main() -> None:
         )
     parser.add_argument("--packets", type=int, default=LOSS_PACKETS)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--wan", type=WanKind, choices=list(WanKind), default=WanKind.AUTO)
     arguments = parser.parse_args()
     try:
         conditions = LinkConditions(**{name: getattr(arguments, name) for name in CONDITION_NAMES})
         with tempfile.TemporaryDirectory() as directory:
             record = asyncio.run(
                 calibrate_conditions(
-                    conditions, directory=Path(directory), packets=arguments.packets, seed=arguments.seed
+                    conditions,
+                    directory=Path(directory),
+                    packets=arguments.packets,
+                    seed=arguments.seed,
+                    wan=arguments.wan,
                 )
             )
     except TopologyError as error:

@@ -11,8 +11,8 @@ All randomness comes from the seed, one generator per lane: the same packets mee
 """
 
 import random
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from overlay.limits import MILLISECOND_NS
 from topology.conditions import LinkConditions
@@ -85,6 +85,10 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         """What has passed."""
         return LaneStatistics(self._packets, self._bytes, self._lost, self._queue_dropped, self._cut_dropped)
+
+    def record(self) -> dict[str, Any]:
+        """The same in the plain form, for JSON."""
+        return asdict(self.statistics())
 
     def _is_lost(self, conditions: LinkConditions) -> bool:
         draw = self._random.random()

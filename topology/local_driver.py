@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator import EmbeddedZooKeeper
-from runtime.tracing import TraceSettings
 from topology.children import Child, child_environment
 from topology.driver import (
+    DEFAULT_SETTINGS,
     EXECUTE_TIMEOUT_S,
-    SESSION_TIMEOUT_S,
     START_TIMEOUT_S,
     Driver,
-    Say,
-    ignore,
+    DriverSettings,
     together,
 )
 from topology.errors import DriverError
@@ -60,18 +58,8 @@ class LocalNode:
 class LocalDriver(Driver):
     """A running topology whose brokers are our own processes."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        session_timeout_s: float = SESSION_TIMEOUT_S,
-        directory: Path | None = None,
-        say: Say = ignore,
-        trace: TraceSettings | None = None,
-    ) -> None:
-        super().__init__(
-            topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
-        )
+    def __init__(self, topology: Topology, settings: DriverSettings = DEFAULT_SETTINGS) -> None:
+        super().__init__(topology, settings)
         self._nodes: dict[str, LocalNode] = {}
         self._zookeeper = EmbeddedZooKeeper(
             topology.zookeeper_servers,

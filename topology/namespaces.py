@@ -36,24 +36,34 @@ def why_unavailable() -> str | None:
         return "the command ip is missing: install iproute2"
     if not TUN_DEVICE.exists():
         return f"{TUN_DEVICE} is missing: load the kernel module tun"
-    found: list[int] = []
+    found: list[str | None] = []
 
     def try_it() -> None:
         # The thread ends with its namespace; no other thread is moved.
-        found.append(ctypes.get_errno() if _libc.unshare(_CLONE_NEWNET) else 0)
+        try:
+            enter_new()
+        except DriverError as error:
+            found.append(str(error))
+        else:
+            found.append(None)
 
     thread = threading.Thread(target=try_it)
     thread.start()
     thread.join()
-    if found[0]:
-        return f"a network namespace cannot be made ({os.strerror(found[0])}): run as root"
-    return None
+    return found[0]
 
 
 def require_available() -> None:
     """Raise DriverError where namespaces cannot be used."""
     if reason := why_unavailable():
         raise DriverError(f"the netns testbed cannot run here: {reason}, or use the process testbed")
+
+
+def enter_new() -> None:
+    """Move the calling thread, and what it starts from now on, into a new namespace without a name."""
+    if _libc.unshare(_CLONE_NEWNET):
+        reason = os.strerror(ctypes.get_errno())
+        raise DriverError(f"a network namespace cannot be made ({reason}): run as root")
 
 
 def enter(path: Path) -> None:
@@ -98,6 +108,18 @@ def run_ip(*arguments: str, batch: Sequence[str] = ()) -> str:
     return done.stdout
 
 
+def speak_ipv4_only() -> None:
+    """Let hosts of the calling thread's namespace not forward, and speak IPv4 only."""
+    for setting, value in (
+        ("ipv4/ip_forward", "0"),
+        ("ipv6/conf/all/disable_ipv6", "1"),
+        ("ipv6/conf/default/disable_ipv6", "1"),
+    ):
+        # A kernel without IPv6 has nothing to switch off.
+        with contextlib.suppress(FileNotFoundError):
+            Path("/proc/sys/net", setting).write_text(value)
+
+
 class Namespaces:
     """The namespaces of one run."""
 
@@ -132,14 +154,7 @@ class Namespaces:
         run_ip("netns", "add", self.name(host))
         run_ip("-n", self.name(host), "link", "set", "lo", "up")
         with inside(self.path(host)):
-            for setting, value in (
-                ("ipv4/ip_forward", "0"),
-                ("ipv6/conf/all/disable_ipv6", "1"),
-                ("ipv6/conf/default/disable_ipv6", "1"),
-            ):
-                # A kernel without IPv6 has nothing to switch off.
-                with contextlib.suppress(FileNotFoundError):
-                    Path("/proc/sys/net", setting).write_text(value)
+            speak_ipv4_only()
 
     def remove_all(self) -> None:
         """Remove every namespace of this run, and the claim."""

@@ -1,7 +1,7 @@
-"""The conditions of links for `tc netem`, where the kernel has it.
+"""The conditions of links in the words of `tc netem`, and whether the kernel has it.
 
-A host's device to the WAN gets a class per site it sends to, with a netem each, and a filter by the
-site's addresses:
+Where the traffic of a site enters the WAN there is a device with a class per other site, a netem in each,
+and a filter per host by its address (`topology.netem_wan` makes the devices):
 
     htb root ── 1:1 ── netem 11: delay, loss, rate towards the first site
              └─ 1:2 ── netem 12: ... towards the second
@@ -14,26 +14,32 @@ the same calibration.
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from topology.conditions import LinkConditions
 from topology.errors import DriverError
 from topology.lane import QUEUE_MAX_NS
+from topology.namespaces import enter_new
 
 TC_TIMEOUT_S: Final = 10.0
 FULL_SPEED: Final = "10gbit"
 """What a class may carry; the rate of a link is netem's business."""
+QUANTUM_BYTES: Final = 60_000
+"""What a class may send in its turn; named because the kernel complains of what follows from the speed."""
 REST: Final = 999
 """The class of what goes to no other site."""
 PACKETS_MAX: Final = 100_000
 """On the way at a time without a rate: netem drops the tail of a shorter queue."""
 PACKET_BYTES: Final = 1_500
 MBIT_BYTES: Final = 125_000
+ETHERNET_BYTES: Final = 14
+"""Netem counts them; rates of links are those of IP packets."""
 
 
 def netem_words(conditions: LinkConditions, *, cut: bool = False) -> list[str]:
-    """One direction, as `tc qdisc ... netem` wants it."""
+    """One direction, as `tc qdisc ... netem` wants it. Nothing of what was said before stays."""
     words = ["limit", str(_limit_packets(conditions))]
     if conditions.delay_ms or conditions.jitter_ms:
         words += ["delay", f"{conditions.delay_ms:g}ms"]
@@ -43,19 +49,18 @@ def netem_words(conditions: LinkConditions, *, cut: bool = False) -> list[str]:
     if cut:
         words += ["loss", "100%"]
     elif conditions.loss:
-        words += _loss_words(conditions.loss, conditions.burst)
-    if conditions.rate_mbit is not None:
-        words += ["rate", f"{conditions.rate_mbit:g}mbit"]
-    return words
+        words += _loss_words(conditions)
+    if conditions.rate_mbit is None:
+        # A rate that is not mentioned stays.
+        return [*words, "rate", "0bit"]
+    return [*words, "rate", f"{conditions.rate_mbit:g}mbit", f"-{ETHERNET_BYTES}"]
 
 
-def _loss_words(loss: float, burst: float | None) -> list[str]:
-    if burst is None or burst <= 1:
-        return ["loss", f"{100 * loss:g}%"]
-    # Gilbert's model: from bad to good with 1/burst, from good to bad so that the share of bad is the loss.
-    recover = 1 / burst
-    worsen = loss * recover / (1 - loss)
-    return ["loss", "gemodel", f"{100 * worsen:g}%", f"{100 * recover:g}%"]
+def _loss_words(conditions: LinkConditions) -> list[str]:
+    if conditions.burst is None:
+        return ["loss", f"{100 * conditions.loss:g}%"]
+    enter, leave = conditions.enter_burst_probability, conditions.leave_burst_probability
+    return ["loss", "gemodel", f"{100 * enter:g}%", f"{100 * leave:g}%"]
 
 
 def _limit_packets(conditions: LinkConditions) -> int:
@@ -66,17 +71,14 @@ def _limit_packets(conditions: LinkConditions) -> int:
     return max(1, round(seconds * conditions.rate_mbit * MBIT_BYTES / PACKET_BYTES))
 
 
-def set_up_lines(device: str, lanes: Mapping[str, LinkConditions]) -> list[str]:
-    """For `tc -batch`: make a device treat each network, by its addresses, as its conditions say."""
-    lines = [f"qdisc replace dev {device} root handle 1: htb default {REST}"]
-    lines.append(f"class replace dev {device} parent 1: classid 1:{REST} htb rate {FULL_SPEED}")
-    for number, (network, conditions) in enumerate(lanes.items(), 1):
-        lines += [
-            f"class replace dev {device} parent 1: classid 1:{number} htb rate {FULL_SPEED}",
-            change_line(device, number, conditions),
-            f"filter add dev {device} parent 1: protocol ip prio 1 u32 "
-            f"match ip dst {network} flowid 1:{number}",
-        ]
+def set_up_lines(device: str, lanes: Mapping[int, LinkConditions]) -> list[str]:
+    """For `tc -batch`: a class with its conditions per site, by the sites' numbers. Hosts come later."""
+    lines = [
+        f"qdisc replace dev {device} root handle 1: htb default {REST}",
+        _class_line(device, REST),
+    ]
+    for number, conditions in lanes.items():
+        lines += [_class_line(device, number), change_line(device, number, conditions)]
     return lines
 
 
@@ -86,13 +88,34 @@ def change_line(device: str, number: int, conditions: LinkConditions, *, cut: bo
     return f"qdisc replace dev {device} parent 1:{number} handle {10 + number}: netem {words}"
 
 
-def run_tc(*arguments: str, batch: list[str] | None = None) -> None:
+def host_line(device: str, host: int, address: str, number: int) -> str:
+    """For `tc -batch`: what goes to this host, which has a number of its own, is for the site's class."""
+    return (
+        f"filter add dev {device} parent 1: protocol ip pref {host} u32 "
+        f"match ip dst {address}/32 flowid 1:{number}"
+    )
+
+
+def forget_line(device: str, host: int) -> str:
+    """For `tc -batch`: there is no such host any more."""
+    return f"filter del dev {device} parent 1: pref {host}"
+
+
+def _class_line(device: str, number: int) -> str:
+    return (
+        f"class replace dev {device} parent 1: classid 1:{number} "
+        f"htb rate {FULL_SPEED} quantum {QUANTUM_BYTES}"
+    )
+
+
+def run_tc(*arguments: str, batch: Iterable[str] = ()) -> str:
     """Run `tc`; with `batch`, these commands at once. Raises DriverError with what `tc` says."""
-    command = ["tc", *arguments, *(("-batch", "-") if batch else ())]
+    lines = list(batch)
+    command = ["tc", *arguments, *(("-batch", "-") if lines else ())]
     try:
         done = subprocess.run(
             command,
-            input="\n".join(batch or ()),
+            input="\n".join(lines),
             capture_output=True,
             text=True,
             timeout=TC_TIMEOUT_S,
@@ -101,16 +124,28 @@ def run_tc(*arguments: str, batch: list[str] | None = None) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DriverError(f"{' '.join(command)} did not work: {error}") from error
     if done.returncode:
-        raise DriverError(f"{' '.join(command)} failed: {done.stderr.strip() or done.returncode}")
+        raise DriverError(f"{' '.join(command)} failed: {' '.join(done.stderr.split()) or done.returncode}")
+    return done.stdout
 
 
-def why_no_netem(namespace: str) -> str | None:
-    """Why the kernel cannot do it, tried on the loopback of a namespace of ours; None if it can."""
+def why_no_netem() -> str | None:
+    """Why links cannot be made of netem here, tried in a namespace that goes at once; None if they can."""
     if shutil.which("tc") is None:
         return "the command tc is missing: install iproute2"
-    try:
-        run_tc("-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
-        run_tc("-n", namespace, "qdisc", "del", "dev", "lo", "root")
-    except DriverError as error:
-        return f"the kernel has no sch_netem ({error})"
-    return None
+    found: list[str | None] = []
+
+    def try_it() -> None:
+        # The thread ends with its namespace; no other thread is moved.
+        try:
+            enter_new()
+            lines = set_up_lines("lo", {1: LinkConditions(10, 1, 0.02, 4, 10)})
+            run_tc(batch=[*lines, host_line("lo", 1, "198.18.1.10", 1)])
+        except DriverError as error:
+            found.append(f"the kernel has no sch_netem, sch_htb or cls_u32 ({error})")
+        else:
+            found.append(None)
+
+    thread = threading.Thread(target=try_it)
+    thread.start()
+    thread.join()
+    return found[0]

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import aiohttp
 
-from runtime.tracing import TraceSettings
 from topology.calibration import Calibration
 from topology.children import Child
-from topology.driver import SESSION_TIMEOUT_S, Say, ignore
+from topology.driver import DEFAULT_SETTINGS, DriverSettings
 from topology.emulated_faults import EmulatedFaults
 from topology.emulated_wan import EmulatedWan
 from topology.emulation import EmulatedNetwork
@@ -33,22 +32,12 @@ from topology.network import lan_host, read_network
 class NetnsDriver(EmulatedFaults, LocalDriver):
     """A running topology in namespaces. Use `running(topology, NetnsDriver)`."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        session_timeout_s: float = SESSION_TIMEOUT_S,
-        directory: Path | None = None,
-        say: Say = ignore,
-        trace: TraceSettings | None = None,
-    ) -> None:
+    def __init__(self, topology: Topology, settings: DriverSettings = DEFAULT_SETTINGS) -> None:
         self._network_plan = read_network(topology)
-        super().__init__(
-            topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
-        )
+        super().__init__(topology, settings)
         # What ZooKeeper says is no frame of ours.
         self.network = EmulatedNetwork(
-            self._network_plan, self.directory, untapped=[self._zookeeper_address()]
+            self._network_plan, self.directory, untapped=[self._zookeeper_address()], wan=settings.wan
         )
         self.calibration: Calibration | None = None
         """Of the round trips, from the start."""
@@ -118,7 +107,7 @@ class NetnsDriver(EmulatedFaults, LocalDriver):
         await self.network.stop()
 
     def _wan_processes(self) -> list[Child]:
-        return [self.network.ferry] if self.network.ferry is not None else []
+        return [self.network.process] if self.network.process is not None else []
 
     def _plan(self) -> list[LocalNode]:
         plan = self.network.plan

@@ -152,27 +152,15 @@ def lay_out(plan: NetworkPlan, namespaces: Namespaces) -> None:
 
 
 def ferry_specification(
-    plan: NetworkPlan, namespaces: Namespaces, seed: int, untapped: Iterable[str] = ()
+    links: Iterable[Link], control: Path, seed: int, untapped: Iterable[str] = ()
 ) -> dict[str, Any]:
     """What `topology.ferry` has to know."""
     return {
-        "network": NETWORK,
         "seed": seed,
-        "control": str(namespaces.control),
+        "control": str(control),
         "untapped": list(untapped),
-        "hosts": [
-            {
-                "name": host.name,
-                "site": host.site,
-                "address": host.address,
-                "namespace": str(namespaces.path(host.name)),
-            }
-            for host in plan.hosts
-            if host.has_wan
-        ],
         "links": [
-            {"from": link.source, "to": link.target, "conditions": asdict(link.conditions)}
-            for link in plan.links
+            {"from": link.source, "to": link.target, "conditions": asdict(link.conditions)} for link in links
         ],
     }
 

@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from runtime.tracing import TraceSettings
 from topology.children import Child
-from topology.driver import BOTH_WAYS, SESSION_TIMEOUT_S, START_TIMEOUT_S, Say, ignore, together
+from topology.driver import BOTH_WAYS, DEFAULT_SETTINGS, START_TIMEOUT_S, DriverSettings, together
+from topology.errors import DriverError
 from topology.gateway import GatewayStatistics, Way
 from topology.local_driver import LocalDriver, LocalNode
 from topology.model import Topology
+from topology.wan_kind import WanKind
 
 COMMAND_TIMEOUT_S: Final = 5.0
 
@@ -33,18 +34,12 @@ MBIT_BYTES: Final = 125_000
 class ProcessDriver(LocalDriver):
     """A running topology on loopback. Use `running(topology, ProcessDriver)`."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        session_timeout_s: float = SESSION_TIMEOUT_S,
-        directory: Path | None = None,
-        say: Say = ignore,
-        trace: TraceSettings | None = None,
-    ) -> None:
-        super().__init__(
-            topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
-        )
+    def __init__(self, topology: Topology, settings: DriverSettings = DEFAULT_SETTINGS) -> None:
+        if settings.wan is not WanKind.AUTO:
+            raise DriverError(
+                f"the process testbed has relays and no packets for {settings.wan}: use netns or compose"
+            )
+        super().__init__(topology, settings)
         self._gateways: dict[str, Child] = {}
         self._proxies: dict[str, str] = {}
 

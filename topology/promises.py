@@ -81,22 +81,6 @@ def losses_tolerated(verdicts: Sequence[TopicVerdict]) -> Promise:
     )
 
 
-def losses_excused(
-    charged: Mapping[str, int], tolerances: Mapping[str, int | None], lost: int, excused: int
-) -> Promise:
-    """The same where some losses are not promised against; `charged` is the longest run of the others."""
-    beyond = [
-        f"{topic}: {run} in a row, tolerated are {tolerance}"
-        for topic, run in charged.items()
-        if (tolerance := tolerances[topic]) is not None and run > tolerance
-    ]
-    most = max((run for topic, run in charged.items() if tolerances[topic] is not None), default=0)
-    story = f"{lost} lost, at most {most} in a row where it counts"
-    if excused:
-        story += f"; {excused} of them by subscribers while they moved to another edge, which is not promised"
-    return Promise("losses within tolerance", bool(charged) and not beyond, "; ".join(beyond) or story)
-
-
 def no_duplicates(verdicts: Sequence[TopicVerdict], dropped: int) -> Promise:
     """No application got a message twice; `dropped` copies were stopped by the edges on the way."""
     twice = [f"{verdict.topic}: {verdict.duplicates}" for verdict in verdicts if verdict.duplicates]

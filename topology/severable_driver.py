@@ -6,12 +6,10 @@ LAN that is cut off has no ZooKeeper either, as behind a real WAN link.
 
 import asyncio
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
-from runtime.tracing import TraceSettings
 from topology.children import Child
-from topology.driver import BOTH_WAYS, SESSION_TIMEOUT_S, START_TIMEOUT_S, Say, ignore
+from topology.driver import BOTH_WAYS, DEFAULT_SETTINGS, START_TIMEOUT_S, DriverSettings
 from topology.gateway import Way
 from topology.local_driver import LocalNode
 from topology.model import Topology
@@ -24,18 +22,8 @@ SWITCHBOARD_ADDRESS: Final = "127.0.0.1"
 class SeverableDriver(ProcessDriver):
     """A running topology on loopback with all its lines in reach."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        session_timeout_s: float = SESSION_TIMEOUT_S,
-        directory: Path | None = None,
-        say: Say = ignore,
-        trace: TraceSettings | None = None,
-    ) -> None:
-        super().__init__(
-            topology, session_timeout_s=session_timeout_s, directory=directory, say=say, trace=trace
-        )
+    def __init__(self, topology: Topology, settings: DriverSettings = DEFAULT_SETTINGS) -> None:
+        super().__init__(topology, settings)
         self._board: Child | None = None
         self._asking = asyncio.Lock()
         self._zookeeper_lines: dict[str, list[str]] = {}

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +14,26 @@ from topology.lines import LINE_MAX_BYTES
 ANSWER_TIMEOUT_S: Final = 5.0
 
 
-async def ask(control: Path, command: str, **fields: Any) -> dict[str, Any]:
-    """Give the WAN a command. Raises DriverError if it refuses or does not answer."""
+async def ask(
+    control: Path, command: str, *, descriptors: Sequence[int] = (), **fields: Any
+) -> dict[str, Any]:
+    """Give the WAN a command, and open files along with it (SCM_RIGHTS).
+
+    Raises DriverError if it refuses or does not answer.
+    """
+    request = json.dumps({"command": command, **fields}).encode() + b"\n"
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(control, limit=LINE_MAX_BYTES)
             try:
-                writer.write(json.dumps({"command": command, **fields}).encode() + b"\n")
+                if descriptors:
+                    # A connection that is new has room for a request; the stream knows bytes only.
+                    with socket.fromfd(
+                        writer.get_extra_info("socket").fileno(), socket.AF_UNIX, socket.SOCK_STREAM
+                    ) as sock:
+                        socket.send_fds(sock, [request], list(descriptors))
+                else:
+                    writer.write(request)
                 line = await reader.readline()
             finally:
                 writer.close()

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,6 +25,8 @@ from overlay.paths import Policy
 @click.option(
     "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the raw result here."
 )
+@click.option("--resume", is_flag=True, help="Keep the valid rows that --json has already.")
+@click.option("--at-most-s", type=click.FloatRange(0), help="Begin no row after so long; --resume goes on.")
 @explain_errors
 def multipath(
     seconds: float,
@@ -33,14 +37,30 @@ def multipath(
     keep_logs: bool,
     judge: bool,
     file: Path | None,
+    resume: bool,
+    at_most_s: float | None,
 ) -> None:
     """Latency, kept deadlines and bytes of the eight cases of PubSubCoord's Table 3 (needs root)."""
     settings = benchmark.Settings(
         seconds, settle_s, _numbers(cases), _policies(policies), calibration_packets, keep_logs
     )
-    result = asyncio.run(benchmark.measure(settings, lambda text: click.echo(text, err=True)))
-    if file is not None:
-        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if resume and file is None:
+        raise click.UsageError("--resume goes on with a result: say which with --json FILE")
+
+    def store(result: dict[str, Any]) -> None:
+        if file is not None:
+            file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    result = asyncio.run(
+        benchmark.measure(
+            settings,
+            lambda text: click.echo(text, err=True),
+            earlier=json.loads(file.read_text()) if resume and file is not None and file.exists() else None,
+            at_most_s=math.inf if at_most_s is None else at_most_s,
+            store=store,
+        )
+    )
+    store(result)
     click.echo(benchmark.summary(result))
     if judge and not result["ok"]:
         raise SystemExit(1)

@@ -98,7 +98,7 @@ def overload(
         )
         text = overload_benchmark.summary(result)
     else:
-        setup = Setup(topics, "frame", niceness=niceness, keep_logs=keep_logs)
+        setup = Setup(topics, "frame", niceness=niceness, keep_logs=keep_logs, backup_leads=True)
         broker = {"router": PRIMARY, "egress": EGRESS}[bottleneck]
         settings = processor_overload.Settings(setup, broker, factor, seconds)
         result = asyncio.run(processor_overload.measure(settings, _say))

@@ -20,6 +20,7 @@ from topology.driver import Driver
 from topology.drivers import driver_kind
 from topology.errors import TopologyError
 from topology.model import Topology, load_topology
+from topology.wan_kind import WanKind
 
 _SECONDS = 15.0
 _TOPOLOGY = "two-lans"
@@ -47,6 +48,7 @@ def demo(
     json_file: Path | None,
     keep: bool,
     driver: str,
+    wan: str,
     report: bool,
     report_dir: Path,
 ) -> None:
@@ -69,7 +71,9 @@ def demo(
         described = load_topology(topology or named or _TOPOLOGY)
         trace = trace_everything(report_dir) if report else None
         _introduce(console, described)
-        result = asyncio.run(_play(console, described, seconds, keep, driver_kind(driver), trace))
+        result = asyncio.run(
+            _play(console, described, seconds, keep, driver_kind(driver), trace, WanKind(wan))
+        )
     except (TopologyError, CoordinationError) as error:
         _write(json_file, {"ok": False, "error": str(error), "topics": []})
         raise click.ClickException(str(error)) from error
@@ -91,11 +95,12 @@ async def _play(
     keep: bool,
     kind: type[Driver],
     trace: TraceSettings | None,
+    wan: WanKind,
 ) -> DemoResult:
     return await narrated(
         console,
         lambda narrator: run_demo(
-            topology, seconds=seconds, observer=narrator, keep=keep, kind=kind, trace=trace
+            topology, seconds=seconds, observer=narrator, keep=keep, kind=kind, trace=trace, wan=wan
         ),
     )
 

@@ -23,6 +23,7 @@ from topology.drills.testbeds import testbed_for
 from topology.drills.verdict import DrillResult, Verdict, unknown, worst
 from topology.errors import TopologyError
 from topology.model import load_topology
+from topology.wan_kind import WanKind
 
 DRILL_TOPOLOGY: Final = "wind-farm"
 CAMPAIGN_TOPOLOGY: Final = "wind-farm-storm"
@@ -45,6 +46,7 @@ def drill(
     name: str,
     topology: str | None,
     driver: str,
+    wan: str,
     seconds: float | None,
     seed: int,
     json_file: Path | None,
@@ -73,7 +75,14 @@ def drill(
         folder = report_dir / item.name
         for _ in range(PLAYS_MAX if name == "all" else 1):
             results[number] = _run_one(
-                console, item, topology, driver, seconds, seed, keep, folder if report else None
+                console,
+                item,
+                topology,
+                (driver, WanKind(wan)),
+                seconds,
+                seed,
+                keep,
+                folder if report else None,
             )
             _write(json_file, name, results)
             if results[number].verdict is not Verdict.UNKNOWN:
@@ -102,17 +111,18 @@ def _run_one(
     console: Console,
     item: Drill,
     topology: str,
-    driver: str,
+    testbed: tuple[str, WanKind],
     seconds: float | None,
     seed: int,
     keep: bool,
     report_dir: Path | None,
 ) -> DrillResult:
+    driver, wan = testbed
     console.print(Text(f"{item.name}: ", style="bold").append(item.summary, style="none"))
     try:
         trace = trace_everything(report_dir) if report_dir is not None else None
         plan = Plan(
-            item, load_topology(topology), driver, testbed_for(item, driver), seed, seconds, keep, trace
+            item, load_topology(topology), driver, testbed_for(item, driver), seed, seconds, keep, trace, wan
         )
         result = asyncio.run(narrated(console, lambda narrator: run_drill(plan, narrator)))
     except TopologyError as error:

@@ -12,7 +12,7 @@ from isthmus.commands.cluster import add_row, open_console, open_table
 from isthmus.errors import explain_errors
 from spark_analysis.charts import NOTHING, milliseconds, number
 from spark_analysis.reading import open_session, prepare, settings_for
-from spark_analysis.report import make_report, write_summary
+from spark_analysis.report import check_writable, make_report, write_summary
 
 
 def _read_settings(
@@ -62,7 +62,11 @@ def report(
     TRACES is the folder that brokers write their traces to, a folder of shipped traces, or a URL of
     one that Spark can read.
     """
-    url, _ = prepare(traces)  # what is no trace folder is refused before Spark starts
+    # What cannot be read or written is refused before Spark starts.
+    check_writable(out, "--out")
+    if file is not None:
+        check_writable(file.absolute().parent, "--json")
+    url, _ = prepare(traces)
     suited = settings_for(url) if master.startswith("local") else {}
     session = open_session(master, "isthmus report", find_java().home, suited | dict(settings))
     try:

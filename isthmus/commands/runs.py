@@ -11,6 +11,7 @@ from rich.console import Console
 
 from isthmus.narrator import Narrator
 from topology.drivers import DRIVERS, DRIVERS_HELP
+from topology.wan_kind import WanKind
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -45,6 +46,13 @@ def run_options(report_dir: str, report_dir_help: str) -> Callable[[Command], Co
                 default="process",
                 show_default=True,
                 help=DRIVERS_HELP,
+            ),
+            click.option(
+                "--wan",
+                type=click.Choice([kind.value for kind in WanKind]),
+                default=WanKind.AUTO.value,
+                show_default=True,
+                help="Who emulates the WAN of netns and compose: auto is tc netem where the kernel has it.",
             ),
         ):
             command = option(command)

@@ -5,14 +5,41 @@ from pathlib import Path
 
 import click
 
+from benchmarks import machine
 from isthmus.errors import explain_errors
 from simulation import Outcome, simulate
 from simulation.ablations import Ablation
+from simulation.summary import in_words, summarise
+
+
+class SeedRange(click.ParamType[tuple[int | None, int]]):
+    """How many seeds, or which: 500, or 1001..1500."""
+
+    name = "N or A..B"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | None, int]:
+        """First and last seed; or None and how many."""
+        first, dots, last = str(value).partition("..")
+        try:
+            numbers = (int(first), int(last)) if dots else (None, int(first))
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor two of them, as in 1001..1500", param, ctx)
+        if numbers[1] < (numbers[0] or 1):
+            self.fail(f"there is no seed in {value!r}", param, ctx)
+        return numbers
 
 
 @click.command()
 @click.option("--seed", type=int, default=1, show_default=True, help="Decides everything that happens.")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs, from --seed on.")
+@click.option(
+    "--seeds",
+    type=SeedRange(),
+    default="1",
+    show_default=True,
+    help="Runs, from --seed on; or the seeds themselves, as in 1001..1500.",
+)
 @click.option(
     "--without",
     "ablation",
@@ -24,25 +51,31 @@ from simulation.ablations import Ablation
     "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here."
 )
 @explain_errors
-def sim(seed: int, seeds: int, ablation: str | None, log: Path | None, file: Path | None) -> None:
+def sim(
+    seed: int, seeds: tuple[int | None, int], ablation: str | None, log: Path | None, file: Path | None
+) -> None:
     """Run overlays in virtual time while everything goes wrong; fails if a promise is broken."""
     lacking = None if ablation is None else Ablation(ablation)
+    first, last = seeds
+    numbers = range(seed, seed + last) if first is None else range(first, last + 1)
     outcomes: list[Outcome] = []
-    for number in range(seed, seed + seeds):
+    for number in numbers:
         history: list[str] | None = None if log is None else []
         outcome = simulate(number, lacking, history)
         outcomes.append(outcome)
         if log is not None and history is not None:
             log.write_text("\n".join(history) + "\n", encoding="utf-8")
-        if seeds == 1 or outcome.verdict != "held":
+        if len(numbers) == 1 or outcome.verdict != "held":
             _show(outcome, ablation)
-        if seeds > 1 and len(outcomes) % 100 == 0:
+        if len(numbers) > 1 and len(outcomes) % 100 == 0:
             click.echo(_summary(outcomes), err=True)
-    if seeds > 1:
+    if len(numbers) > 1:
         click.echo(_summary(outcomes))
     if file is not None:
         records = [outcome.to_record() for outcome in outcomes]
-        result = records[0] if seeds == 1 else {"runs": records}
+        result = records[0]
+        if len(numbers) > 1:
+            result = {"summary": summarise(records), "machine": machine.describe(), "runs": records}
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if any(outcome.verdict != "held" for outcome in outcomes):
         raise SystemExit(1)
@@ -51,7 +84,8 @@ def sim(seed: int, seeds: int, ablation: str | None, log: Path | None, file: Pat
 def _show(outcome: Outcome, ablation: str | None) -> None:
     click.echo(
         f"seed {outcome.seed}: {outcome.verdict}, {outcome.simulated_s:.0f} s in {outcome.wall_s:.2f} s, "
-        f"{outcome.published} messages published, {outcome.delivered} delivered, trace {outcome.trace_hash}"
+        f"{outcome.published} messages published, {outcome.delivered} delivered, "
+        f"{outcome.judged} of {outcome.owed} judged for loss, trace {outcome.trace_hash}"
     )
     for fault in outcome.faults:
         click.echo(f"  {fault}")
@@ -65,13 +99,4 @@ def _show(outcome: Outcome, ablation: str | None) -> None:
 
 
 def _summary(outcomes: list[Outcome]) -> str:
-    simulated_s = sum(outcome.simulated_s for outcome in outcomes)
-    wall_s = sum(outcome.wall_s for outcome in outcomes)
-    broken = [str(outcome.seed) for outcome in outcomes if outcome.verdict != "held"]
-    delivered = sum(outcome.delivered for outcome in outcomes)
-    faults = sum(len(outcome.faults) for outcome in outcomes)
-    return (
-        f"{len(outcomes)} seeds, {simulated_s:.0f} simulated s in {wall_s:.0f} s "
-        f"({simulated_s / wall_s:.0f} times as fast), {faults} faults, {delivered} messages delivered, "
-        f"not held: {', '.join(broken) or 'none'}"
-    )
+    return in_words(summarise([outcome.to_record() for outcome in outcomes]))

@@ -28,8 +28,7 @@ def token() -> None:
 @explain_errors
 def add(file: Path, principal: str, as_json: bool) -> None:
     """Make a token for PRINCIPAL and print it. It is shown this once; the file keeps a hash."""
-    tokens, text = (Tokens.load(file) if file.exists() else Tokens()).add(principal)
-    tokens.save(file)
+    text = Tokens.change(file, lambda tokens: tokens.add(principal))
     click.echo(json.dumps({"token": text, "principal": principal}) if as_json else text)
 
 
@@ -61,5 +60,6 @@ def list_tokens(file: Path, as_json: bool) -> None:
 def revoke(file: Path, token_id: str, as_json: bool) -> None:
     """Let a token not count any more, by its id or the token itself; who uses it is disconnected."""
     token_id = token_id.partition(".")[0]
-    Tokens.load(file).revoke(token_id).save(file)
+    Tokens.load(file)  # says so if there is no such file
+    Tokens.change(file, lambda tokens: (tokens.revoke(token_id), None))
     click.echo(json.dumps({"revoked": token_id}) if as_json else f"token {token_id} is revoked")

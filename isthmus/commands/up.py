@@ -14,7 +14,7 @@ from rich.text import Text
 
 from coordinator.errors import CoordinationError
 from runtime.tracing import TraceSettings
-from topology.driver import Driver, running
+from topology.driver import Driver, DriverSettings, running
 from topology.errors import TopologyError
 from topology.load_runner import LoadRunner
 from topology.model import Topology, load_topology
@@ -153,7 +153,9 @@ async def _run(
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with running(topology, ProcessDriver, keep=keep, say=view.say, trace=trace) as driver:
+    async with running(
+        topology, ProcessDriver, DriverSettings(say=view.say, trace=trace), keep=keep
+    ) as driver:
         if with_clients and (topology.publishers or topology.subscribers):
             load = LoadRunner(driver)
             await load.start()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator.java import find_java
 from isthmus.commands.cluster import add_row, open_console, open_table
@@ -76,9 +77,14 @@ def watch(
             _print_json(kind, rows) if as_json else _print_table(kind, rows)
 
     ends = None if for_s is None else time.monotonic() + for_s
+    queries: list[StreamingQuery] = []
     try:
         queries = watching.start(session, plan, tell)
-        click.echo("watching; a window is shown once it is final", err=True)
+        click.echo(
+            f"watching {traces}: windows of {window_s} s, shown when final, {late_s} s after they end "
+            "and when nodes have closed the next segments (10 s); Ctrl-C ends the watch",
+            err=True,
+        )
         while ends is None or time.monotonic() < ends:
             if folder is not None:
                 ship(folder)
@@ -86,6 +92,7 @@ def watch(
     except KeyboardInterrupt:
         click.echo("stopped; the next watch goes on from here", err=True)
     finally:
+        watching.stop(session, queries)
         session.stop()
 
 
@@ -96,15 +103,18 @@ def _print_json(kind: str, rows: list[dict[str, Any]]) -> None:
 
 def _print_table(kind: str, rows: list[dict[str, Any]]) -> None:
     name = kind.removesuffix("s")
-    table = open_table("", ("window", name, "messages", "median", "p99", "missed"))
+    table = open_table("", ("window, UTC", name, "messages", "median", "p99", "missed"))
+    shown = None
     for row in rows:
         add_row(
             table,
-            f"{row['window_start']:%H:%M:%S}",
+            # A window is named once, above its topics or links.
+            "" if row["window_start"] == shown else f"{row['window_start']:%H:%M:%S}",
             row[name],
             number(row["deliveries" if kind == "topics" else "messages"]),
             milliseconds(row["p50_ms"]),
             milliseconds(row["p99_ms"]),
             number(row["missed"]),
         )
+        shown = row["window_start"]
     open_console().print(table)

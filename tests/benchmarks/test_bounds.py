@@ -34,7 +34,9 @@ def test_a_pinned_clock_stands_still() -> None:
 
 def test_what_bounds_cost_is_measured() -> None:
     cost = bounds.measure_cost(rounds=2)
-    assert cost["on_us_per_message"] > 0 < cost["off_us_per_message"]
+    low, high = cost["interval_percent"]
+    assert cost["off_us_per_message"] > 0 and low <= cost["percent"] <= high
+    assert "bounds cost" in bounds.cost_summary(cost)
 
 
 @pytest.mark.testbed

@@ -22,16 +22,16 @@ def spinning() -> Iterator[int]:
         process.wait()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="control groups need root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="real-time priorities need root")
 def test_a_process_gets_no_more_than_its_share(spinning: int) -> None:
     with throttled(spinning) as throttle:
-        assert throttle.set_share(0.05) == pytest.approx(0.05)
+        throttle.set_share(0.05)
         before_s, began_s = processor_time_s(spinning), time.monotonic()
         while processor_time_s(spinning) - before_s < 0.1:
             assert time.monotonic() - began_s < 60
             time.sleep(0.05)
         took_s = time.monotonic() - began_s
         used_s = processor_time_s(spinning) - before_s
-        # Ticks of 10 ms, and one period that was paid for before.
+        # Ticks of 10 ms, and stopping takes a moment.
         assert used_s / took_s < 0.08
-        assert throttle.set_share(0.5) == pytest.approx(0.5)
+        throttle.set_share(0.5)

@@ -16,7 +16,7 @@ from topology.checker import judge_sequences
 from topology.claims import running_testbeds
 from topology.compose_driver import ComposeDriver, sweep
 from topology.containers import PROJECT_LABEL, open_engine
-from topology.driver import running
+from topology.driver import DriverSettings, running
 from topology.errors import DriverError
 from topology.gateway import Way
 from topology.load_runner import LoadRunner
@@ -48,7 +48,7 @@ async def _eventually(condition: Callable[[], Awaitable[bool]], what: str, timeo
 
 async def test_messages_survive_faults_across_an_emulated_wan(tmp_path: Path) -> None:
     traces = TraceSettings(tmp_path / "traces", sampling=1.0)
-    async with running(parse_topology(APART), ComposeDriver, trace=traces) as driver:
+    async with running(parse_topology(APART), ComposeDriver, DriverSettings(trace=traces)) as driver:
         project = driver.project
         load = LoadRunner(driver)
         await load.start()

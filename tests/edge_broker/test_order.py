@@ -191,3 +191,21 @@ def test_thousands_may_wait_for_one():
     random.Random(1).shuffle(sequences)
     assert egress.receive(*sequences) == []
     assert egress.receive(2) == list(range(2, 3_003))
+
+
+def test_only_so_much_waits_for_a_predecessor():
+    egress = Egress(deadline_ms=10_000)
+    egress.core._order.held_most_bytes = 10 * 300
+    assert egress.receive(1) == [1]
+    assert egress.receive(1, publisher=78) == [1]
+    egress.core.router_up("r1", Outbox(), NOW)
+    assert egress.receive(*range(3, 11)) == []
+    assert egress.receive(3, publisher=78) == []
+    held = egress.core._order.held_bytes
+    assert 0 < held <= 10 * 300
+    # One more of a publisher is one too many: it gets all of its own, with the gap, nobody else's.
+    assert egress.receive(11, 12, 13, 14) == list(range(3, 15))
+    assert egress.core._order.held_bytes == held // 9
+    assert egress.core.statistics().topics[0].lost == 1
+    assert egress.receive(2, publisher=78) == [2, 3]
+    assert egress.core._order.held_bytes == 0

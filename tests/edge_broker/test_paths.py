@@ -30,7 +30,7 @@ class Paths(Lan):
         self.choose(e9=choice)
 
     def choose(self, **choices: Choice) -> None:
-        self.core.set_paths(self.topic, choices)
+        self.core.set_paths(self.topic, choices, self.now_ns)
         self.core.validate()
 
     def directly(self) -> list[int]:
@@ -61,6 +61,18 @@ def test_one_edge_that_is_not_reached_directly_makes_the_routing_path_needed():
     assert (lan.sent_to("r1"), lan.directly()) == ([], [2])
 
 
+@pytest.mark.parametrize("choice", [DIRECT, BOTH])
+def test_what_waits_for_a_routing_broker_is_not_overtaken_on_a_direct_path(choice):
+    lan = Paths(ROUTING)
+    lan.router_down("r1")
+    lan.publish(3)
+    lan.choose(e9=choice)
+    lan.publish()
+    assert lan.directly() == [1, 2, 3, 4]
+    lan.router_up("r1")
+    assert lan.sent_to("r1") == [1, 2, 3, 4]
+
+
 def test_what_a_direct_link_had_not_delivered_goes_to_the_routing_broker_in_order():
     lan = Paths(DIRECT)
     lan.publish(3)
@@ -78,7 +90,8 @@ def test_a_link_that_breaks_after_it_was_given_up_loses_nothing(afterwards):
     lan.direct.take_frames(10**6, lan.now_ns)  # written, never acknowledged
     lan.choose(**afterwards)
     lan.publish()
-    assert lan.sent_to("r1") == [21]
+    # What waits where nothing goes any more goes by the routing broker at once.
+    assert lan.sent_to("r1") == ([21] if BOTH in afterwards.values() else list(range(1, 22)))
     lan.direct_down()
     assert set(lan.sent_to("r1")) >= set(range(1, 21))
     lan.core.direct_up("e9", Outbox())
@@ -227,3 +240,37 @@ def test_racing_copies_are_delivered_once_in_order(seed):
         got += egress.race(number)
         got += egress.after(1)
     assert got == list(range(1, 101)), f"seed {seed}"
+
+
+def test_what_waits_on_a_direct_path_that_is_given_up_goes_by_the_routing_broker_too():
+    lan = Paths(DIRECT)
+    lan.publish(3)
+    lan.choose()  # its link is overloaded: nothing goes there any more
+    lan.publish()
+    assert lan.sent_to("r1") == [1, 2, 3, 4]
+    assert lan.directly() == [1, 2, 3]  # the egress drops what comes twice
+
+
+def test_nothing_is_sent_again_if_nothing_waits_or_the_routing_broker_had_it():
+    lan = Paths(DIRECT)
+    lan.publish(3)
+    assert lan.directly() == [1, 2, 3]
+    lan.choose()
+    assert lan.sent_to("r1") == []
+    lan.choose(e9=BOTH)
+    lan.publish()
+    lan.choose()
+    assert lan.sent_to("r1") == [4]
+
+
+def test_a_reserve_goes_to_the_routing_broker_that_the_topic_has_by_then():
+    lan = Paths(RESERVED)
+    lan.router_up("r2")
+    lan.publish(2)
+    lan.router_down("r1")  # everything retained goes to its backup
+    assert lan.sent_to("r2") == [1, 2]
+    lan.now_ns += 150 * MS
+    lan.core.send_reserves(lan.now_ns)
+    assert lan.sent_to("r2") == [1, 2]  # nobody has acknowledged it
+    assert lan.sent_to("r1") == []
+    lan.core.validate()

@@ -35,6 +35,7 @@ from overlay.messages import (
     ControlMessage,
     Declare,
     Declared,
+    Draining,
     EndpointKind,
     FrameKind,
     Heartbeat,
@@ -46,6 +47,7 @@ from overlay.messages import (
     QosChanged,
     QosIntent,
     Refused,
+    Resume,
     Role,
     Undeclare,
     Welcome,
@@ -97,6 +99,9 @@ CONTROL: tuple[ControlMessage, ...] = (
     QosChanged(1, QOS.to_record()),
     Publishers(2, (1, 2, 3), True),
     Measured({"r1": [0.01, 1.5, 2, 1_000_000, 1.0]}),
+    Declare(2, EndpointKind.SUBSCRIBER, "t", intent=QosIntent.NEW, resume=(100, 7, 101, 2**63)),
+    Draining(("10.0.0.1:7400",)),
+    Resume("t", 2, "plant", "edge-1", {"deadline_ms": 5.0}, (100, 7)),
 )
 HEARTBEAT = encode_heartbeat(Heartbeat(1, 2, 3, 4))
 

@@ -1,6 +1,7 @@
 """`isthmus certs` and `isthmus token`: files that brokers and clients can use."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -47,3 +48,16 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert Tokens.load(file).check(other) is not None
     assert "there is no token 'x'" in run("token", "revoke", file, "x", status=1)
     assert "cannot be read" in run("token", "list", tmp_path / "missing", status=1)
+
+
+def test_tokens_made_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+
+    def add(number: int) -> str:
+        return Tokens.change(file, lambda tokens: tokens.add(f"user-{number}"))
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(add, range(40)))
+    tokens = Tokens.load(file)
+    assert {record.principal for record in tokens.records} == {f"user-{number}" for number in range(40)}
+    assert all(tokens.check(token) is not None for token in made)

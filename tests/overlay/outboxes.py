@@ -39,7 +39,7 @@ class Numbered:
         for size in sizes:
             self.last += 1
             urgency, origin, clock_shift_ns = header
-            data += encode_message(urgency, origin, self.last, clock_shift_ns % 2**64, bytes(size))
+            data += encode_message(urgency, origin, self.last, clock_shift_ns % 2**61, bytes(size))
         return Run(len(sizes), data)
 
 
@@ -49,7 +49,7 @@ def numbers_of(body: bytes) -> list[int]:
     numbers = []
     for message in decode_messages(body):
         carried = (message.topic_id, message.publisher, message.born_ns)
-        assert carried == (header.urgency, header.origin, header.clock_shift_ns % 2**64)
+        assert carried == (header.urgency, header.origin, header.clock_shift_ns % 2**61)
         numbers.append(message.sequence)
     return numbers
 

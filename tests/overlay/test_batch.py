@@ -26,6 +26,7 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES, FrameReader
 from overlay.messages import UNKNOWN_CLOCK_SHIFT, FrameKind, Message
 
+u61 = st.integers(0, 2**61 - 1)
 u63 = st.integers(0, 2**63 - 1)
 u64 = st.integers(0, 2**64 - 1)
 _messages = st.lists(
@@ -33,13 +34,14 @@ _messages = st.lists(
         Message,
         topic_id=st.integers(0, 2**32 - 1),
         publisher=u63,
-        sequence=u63,
-        born_ns=u63,
+        sequence=u61,
+        born_ns=u61,
         payload=st.binary(max_size=40),
     ),
     max_size=10,
 )
-_headers = st.tuples(st.integers(0, 255), u64, st.integers(UNKNOWN_CLOCK_SHIFT, 2**63 - 1))
+_shifts = st.just(UNKNOWN_CLOCK_SHIFT) | st.integers(1 - 2**61, 2**61 - 1)
+_headers = st.tuples(st.integers(0, 255), u64, _shifts)
 
 
 def _encode(message: Message) -> bytes:
@@ -137,3 +139,23 @@ def test_a_short_header_is_refused_with_both_lengths() -> None:
 
 def test_an_empty_batch_is_a_batch() -> None:
     assert list(decode_messages(_body([]))) == []
+
+
+@pytest.mark.parametrize(("sequence", "born_ns"), [(2**61, 1), (1, 2**61), (2**63 - 1, 1), (1, 2**64 - 1)])
+def test_numbers_that_a_compiled_node_cannot_add_are_refused(sequence: int, born_ns: int) -> None:
+    body = _body([Message(1, 2, 3, 4, b""), Message(1, 2, sequence, born_ns, b"")])
+    with pytest.raises(ProtocolError, match=r"not below 2\^61"):
+        check_messages(body, 2)
+    with pytest.raises(ProtocolError, match=r"not below 2\^61"):
+        list(decode_messages(body))
+
+
+@pytest.mark.parametrize(
+    ("shift_ns", "sent_ns"), [(2**61, 0), (-(2**61), 0), (UNKNOWN_CLOCK_SHIFT + 1, 0), (0, 2**61)]
+)
+def test_a_header_with_such_numbers_is_refused_with_them(shift_ns: int, sent_ns: int) -> None:
+    body = encode_batch(0, 0, shift_ns, [], sent_ns)[FRAME_HEADER_BYTES:]
+    with pytest.raises(
+        ProtocolError, match=f"sent at {sent_ns} with clock shift {shift_ns}: both stay below"
+    ):
+        decode_batch_header(body)

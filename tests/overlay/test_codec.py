@@ -1,5 +1,6 @@
 """Control frames: round trips, and what garbage may do (raise ProtocolError, nothing else)."""
 
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
 from typing import Any, get_args, get_type_hints
 
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 from overlay.codec import decode, decode_heartbeat, encode, encode_heartbeat
 from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FrameReader
-from overlay.limits import HANDSHAKE_FRAME_MAX_BYTES
+from overlay.limits import CONTROL_NESTING_MAX, HANDSHAKE_FRAME_MAX_BYTES
 from overlay.messages import (
     Close,
     ControlMessage,
     Declare,
     Declared,
+    Draining,
     EndpointKind,
     FrameKind,
     Heartbeat,
@@ -28,6 +30,7 @@ from overlay.messages import (
     QosChanged,
     QosIntent,
     Refused,
+    Resume,
     Role,
     Undeclare,
     Welcome,
@@ -46,19 +49,26 @@ KINDS: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.QOS_CHANGED: QosChanged,
     FrameKind.PUBLISHERS: Publishers,
     FrameKind.MEASURED: Measured,
+    FrameKind.DRAINING: Draining,
+    FrameKind.RESUME: Resume,
 }
 u64 = st.integers(0, 2**64 - 1)
-_values = st.recursive(
+_plain = (
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False)
     | st.text()
-    | st.binary(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
+    | st.binary()
 )
-_qos = st.dictionaries(st.text(), _values, max_size=4)
+
+
+def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+
+
+_values = st.recursive(_plain, _nested, max_leaves=6)
+_qos = st.dictionaries(st.text(), _plain | _nested(_plain | _nested(_plain)), max_size=4)
 _of_hint: dict[object, st.SearchStrategy[Any]] = {
     int: u64,
     bool: st.booleans(),
@@ -68,6 +78,7 @@ _of_hint: dict[object, st.SearchStrategy[Any]] = {
     QosIntent: st.sampled_from(QosIntent),
     tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
     tuple[int, ...]: st.lists(u64, max_size=4).map(tuple),
+    tuple[int, ...] | None: st.none() | st.lists(u64, max_size=4).map(tuple),
     dict[str, Any]: _qos,
     dict[str, Any] | None: st.none() | _qos,
 }
@@ -183,6 +194,8 @@ def test_a_missing_field_is_named(kind: FrameKind, name: str) -> None:
         "heartbeat_ns": 1,
         "reason": "goodbye",
         "endpoint": 1,
+        "lan": "plant",
+        "edge": "e1",
         "kind": "pub",
         "topic": "t",
         "topic_id": 1,
@@ -232,6 +245,21 @@ def test_a_deeply_nested_value_within_the_handshake_limit_is_refused_shortly(dep
     body = b"\x81" + msgpack.packb("reason") + b"\x91" * depth + b"\xc0"
     assert len(body) < HANDSHAKE_FRAME_MAX_BYTES
     assert _decode_or_refuse(FrameKind.CLOSE, body) is None
+
+
+@pytest.mark.parametrize("nest", [lambda value: [value], lambda value: {"a": value}], ids=["lists", "maps"])
+def test_a_map_is_nested_as_deep_as_the_limit_and_no_deeper(nest: Callable[[object], object]) -> None:
+    def declared(depth: int) -> bytes:
+        value: object = 1
+        for _ in range(depth):
+            value = nest(value)
+        return msgpack.packb({"endpoint": 1, "kind": "pub", "topic": "a", "qos": {"period_ms": value}})
+
+    message = decode(FrameKind.DECLARE, declared(CONTROL_NESTING_MAX - 1))
+    assert decode(*_split(encode(message))) == message
+    for depth in (CONTROL_NESTING_MAX, 400):
+        with pytest.raises(ProtocolError, match=f"qos is nested deeper than {CONTROL_NESTING_MAX} levels"):
+            decode(FrameKind.DECLARE, declared(depth))
 
 
 @pytest.mark.parametrize(

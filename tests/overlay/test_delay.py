@@ -296,6 +296,7 @@ def test_what_we_never_sent_is_not_believed():
     clock = LinkClock()
     clock.helper(2 * SECOND_NS, 0, SECOND_NS)
     clock.helper(-5, 0, SECOND_NS)
+    clock.helper(5, 2**61, SECOND_NS)
     assert not clock.is_known
     assert clock.shift_at(SECOND_NS) == UNKNOWN_CLOCK_SHIFT
 
@@ -316,3 +317,4 @@ def test_shifts_add_up_and_the_unknown_stays_unknown():
     assert add_shifts(5, -7) == -2
     assert add_shifts(UNKNOWN_CLOCK_SHIFT, 7) == UNKNOWN_CLOCK_SHIFT
     assert add_shifts(7, UNKNOWN_CLOCK_SHIFT) == UNKNOWN_CLOCK_SHIFT
+    assert add_shifts(2**61 - 1, 1) == UNKNOWN_CLOCK_SHIFT

@@ -84,3 +84,16 @@ def test_an_item_is_in_it_once_from_its_coming_until_it_has_been_gone_long_enoug
             present = news
             items.update(news, now_ns)
         assert sorted(items) == sorted(present | last_seen_ns.keys())
+
+
+def test_what_is_expected_is_there_until_it_fails_to_come() -> None:
+    items: Lingering[str] = Lingering(LINGER_NS)
+    items.expect("a", 10)
+    items.expect("b", 10)
+    assert sorted(items) == ["a", "b"]
+    items.update(["a"], 50)
+    items.expect("a", 60)  # it has come already
+    assert sorted(items) == ["a", "b"]
+    assert items.expire(10 + LINGER_NS)
+    assert list(items) == ["a"]
+    assert not items.expire(10**9)

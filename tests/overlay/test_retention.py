@@ -143,3 +143,19 @@ def test_a_new_size_counts_at_once_but_never_for_what_was_not_sent(
     for sequence in range(sent + unsent + 1, sent + unsent + 1 + UNSENT_MAX):
         retention.keep_sent(_message(sequence))
     assert len(retention) == after
+
+
+@given(st.integers(1, 8), st.integers(0, 20), st.none() | st.integers(0, 25))
+def test_a_subscriber_resumes_with_what_is_kept_beyond_its_position(
+    capacity: int, published: int, position: int | None
+) -> None:
+    retention = Retention(capacity)
+    for sequence in range(1, published + 1):
+        retention.keep_sent(_message(sequence))
+    kept = list(range(max(1, published - capacity + 1), published + 1))
+    if position is None:  # never heard: all or nothing
+        expected = kept if kept[:1] == [1] else []
+    else:
+        expected = [sequence for sequence in kept if sequence > position]
+    assert retention.after(position) == [_message(sequence) for sequence in expected]
+    assert len(retention) == len(kept)

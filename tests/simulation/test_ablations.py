@@ -12,10 +12,10 @@ from simulation.ablations import Ablation
 SMALLEST = (
     (Ablation.DEDUPE, 1, "duplicate"),
     (Ablation.PRUNING, 1, "copies"),
-    (Ablation.RESEND, 3, "loss"),
-    (Ablation.LEASE, 3, "one leader"),
-    (Ablation.FENCING, 6, "fencing"),
-    (Ablation.REPLICATION, 54, "loss"),
+    (Ablation.RESEND, 1, "loss"),
+    (Ablation.LEASE, 2, "one leader"),
+    (Ablation.FENCING, 4, "fencing"),
+    (Ablation.REPLICATION, 23, "loss"),
 )
 
 

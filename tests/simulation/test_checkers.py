@@ -19,8 +19,11 @@ def _lost(*missing: int, since_s: int = 0, excuses: tuple[Excuse, ...] = ()) -> 
         for number, at_ns in enumerate(born_ns, 1)
         if number not in missing
     ]
-    history = History({1: Published("t", "a", born_ns)}, [Subscribed("t", "b", since_s * SECOND_NS, got)])
-    return [item.promise for item in check_messages(history, QOS, {"a", "b"}, excuses)]
+    history = History(
+        {1: Published("t", "a", 1, born_ns)}, [Subscribed("t", "b", 1, since_s * SECOND_NS, got)]
+    )
+    judgement = check_messages(history, QOS, {"a": 1, "b": 1}, excuses)
+    return [item.promise for item in judgement.violations]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,23 @@ def test_what_is_tolerated_or_came_before_the_subscriber_is_no_loss() -> None:
     assert not _lost()
     assert not _lost(1, 5, 20)
     assert not _lost(1, 2, 3, since_s=4)
+
+
+def test_what_a_client_did_before_it_died_is_judged_up_to_its_end() -> None:
+    born_ns = [number * SECOND_NS for number in range(1, SENT + 1)]
+    got = [Received(1, number, at_ns, at_ns, None) for number, at_ns in enumerate(born_ns, 1) if number < 9]
+    history = History({1: Published("t", "a", 1, born_ns)}, [Subscribed("t", "b", 1, 0, got)])
+    assert not check_messages(history, QOS, {"a": 1, "b": 2}, ()).violations
+    del got[3:6]
+    judgement = check_messages(history, QOS, {"a": 1, "b": 2}, ())
+    assert [item.promise for item in judgement.violations] == ["loss"]
+    assert (judgement.owed, judgement.judged) == (8, 8)
+
+
+def test_what_was_published_before_a_subscription_is_not_owed_to_it() -> None:
+    """Even if some of it still came."""
+    assert not _lost(2, 3, 4, since_s=6)
+    assert _lost(2, 3, 4, 8, 9, since_s=6) == ["loss"]
 
 
 def test_an_excuse_covers_its_time_and_no_more() -> None:

@@ -8,8 +8,10 @@ import struct
 import pytest
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
-from simulation.network import WINDOW_BYTES, Machine, Network
-from simulation.world import SimulatedLoop, Step, World
+from simulation.network import Machine, Network
+from simulation.pipes import WINDOW_BYTES
+from simulation.schedule import Step, World
+from simulation.world import SimulatedLoop
 
 
 class Recorder(asyncio.Protocol):
@@ -51,8 +53,10 @@ class Two:
         self.errors: list[OSError] = []
 
     def connect(self) -> None:
-        self.world.soon(Step(self.b, lambda: self.network.listen(self.b, lambda: self.far, 7), (), None))
-        self.world.soon(Step(self.a, lambda: self.a.create_task(self._dial()), (), None))
+        self.world.soon(
+            Step(self.b.actor, lambda: self.network.listen(self.b, lambda: self.far, 7), (), None)
+        )
+        self.world.soon(Step(self.a.actor, lambda: self.a.create_task(self._dial()), (), None))
         self.wait(1)
 
     async def _dial(self) -> None:
@@ -93,13 +97,15 @@ def test_connections_overtake_each_other() -> None:
     for seed in range(20):
         two, other = Two(str(seed)), Recorder()
         two.connect()
-        two.world.soon(Step(two.b, lambda t=two, o=other: t.network.listen(t.b, lambda: o, 8), (), None))
+        two.world.soon(
+            Step(two.b.actor, lambda t=two, o=other: t.network.listen(t.b, lambda: o, 8), (), None)
+        )
         dialled = Recorder()
 
         async def dial(two: Two = two, dialled: Recorder = dialled) -> None:
             await two.a.create_connection(lambda: dialled, "b", 8)
 
-        two.world.soon(Step(two.a, lambda t=two, d=dial: t.a.create_task(d()), (), None))
+        two.world.soon(Step(two.a.actor, lambda t=two, d=dial: t.a.create_task(d()), (), None))
         two.wait(1)
         two.send(b"first")
         assert dialled.transport is not None
@@ -112,7 +118,7 @@ def test_connections_overtake_each_other() -> None:
 
 def test_nobody_listens() -> None:
     two = Two()
-    two.world.soon(Step(two.a, lambda: two.a.create_task(two._dial()), (), None))
+    two.world.soon(Step(two.a.actor, lambda: two.a.create_task(two._dial()), (), None))
     two.wait(1)
     assert isinstance(two.errors[0], ConnectionRefusedError)
 
@@ -146,12 +152,12 @@ def test_acknowledgements_do_not_come_back_through_a_cut_the_other_way() -> None
 def test_the_kernel_of_a_frozen_process_acknowledges() -> None:
     two = Two()
     two.connect()
-    two.b.freeze()
+    two.b.actor.freeze()
     two.send(b"x")
     two.wait(1)
     assert not two.far.received
     assert two.acknowledgements()[0] == 0
-    two.b.thaw()
+    two.b.actor.thaw()
     two.wait(0.1)
     assert two.far.received == [b"x"]
 
@@ -168,7 +174,7 @@ def test_a_writer_is_held_up_by_a_reader_who_does_not_read() -> None:
         count += 1
         two.wait(0.001)
     assert count * len(piece) > WINDOW_BYTES
-    two.world.soon(Step(two.b, two.far.transport.resume_reading, (), None))
+    two.world.soon(Step(two.b.actor, two.far.transport.resume_reading, (), None))
     two.wait(1)
     assert two.near.writable
     assert sum(map(len, two.far.received)) == count * len(piece)
@@ -202,7 +208,7 @@ def test_a_killed_process_is_noticed_whatever_becomes_of_its_last_bytes(seed: in
     two = Two()
     two.connect()
     two.send(b"perhaps")
-    two.a.kill()
+    two.a.actor.kill()
     _machine(two.a).kill_connections(random.Random(seed))
     two.wait(1)
     assert two.far.received in ([], [b"perhaps"])
@@ -214,7 +220,7 @@ def test_a_machine_without_power_says_nothing_until_it_is_back() -> None:
     two.connect()
     for pair in (("a", "b"), ("b", "a")):
         two.network.block(*pair)
-    two.b.kill()
+    two.b.actor.kill()
     _machine(two.b).lose_connections()
     two.send(b"x")
     two.wait(10)

@@ -16,6 +16,8 @@ FOUND = {
     162: "what waited for an edge that came back without its clients was kept for ever, copies included",
     165: "what was accepted while a topic had no backup was never copied, and later messages overtook it",
     268: "copies of an edge that was given up were not pruned before the next acknowledgement",
+    113: "a direct path opened while messages waited for a routing broker, and newer ones overtook them",
+    323: "the same, with a topic that tolerates no loss",
 }
 """Seeds that broke a promise, and the cause."""
 

@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
-from simulation.world import LivelockError, SimulatedLoop, Step, World
+from simulation.schedule import LivelockError, Step, World
+from simulation.world import SimulatedLoop
 
 
 def _run(loop: SimulatedLoop, work: object) -> None:
-    loop.world.soon(Step(loop, loop.create_task, (work,), None))
+    loop.world.soon(Step(loop.actor, loop.create_task, (work,), None))
 
 
 def test_time_passes_only_between_steps() -> None:
@@ -54,11 +55,11 @@ def test_a_frozen_process_catches_up_and_a_dead_one_does_not() -> None:
     for loop in (frozen, dead):
         for delay_s in (1.0, 2.0):
             loop.call_later(delay_s, lambda name=loop.name: seen.append((name, world.now_ns // SECOND_NS)))
-    frozen.freeze()
+    frozen.actor.freeze()
     world.run_until(SECOND_NS * 3 // 2)
-    dead.kill()
+    dead.actor.kill()
     world.run_until(5 * SECOND_NS)
-    frozen.thaw()
+    frozen.actor.thaw()
     world.run_until(6 * SECOND_NS)
     assert seen == [("dead", 1), ("frozen", 5), ("frozen", 5)]
 

@@ -7,13 +7,15 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_analysis.analysis import Analysis
 from spark_analysis.errors import AnalysisError
-from spark_analysis.reading import prepare
-from spark_analysis.report import compare, summary_of, write_report
+from spark_analysis.reading import open_session, prepare, read_traces
+from spark_analysis.report import check_writable, compare, summary_of, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARTEFACTS = Path(__file__).parents[2] / "results"
@@ -91,7 +93,11 @@ def test_two_runs_are_compared(outage: Analysis, tmp_path: Path):
         ("valve", "p99_ms", -50.0)
     ]
     report = write_report(outage, "traces", tmp_path, before, "yesterday")
-    assert "Compared with yesterday" in report.page.read_text()
+    page = report.page.read_text()
+    assert "Compared with yesterday" in page
+    # What changed is told in words and units, what did not is only counted.
+    assert re.search(r"<td>valve</td><td>p99</td><td>[\d.]+ ms</td><td>[\d.]+ ms</td><td>-50.0 %</td>", page)
+    assert f"{len(changes) - 1} other measures are as they were" in page
     assert report.summary["comparison"] == changes
 
 
@@ -106,3 +112,47 @@ def test_what_is_no_run_is_refused(tmp_path: Path, outage: Analysis):
     (tmp_path / "file").touch()
     with pytest.raises(AnalysisError, match="give another --out"):
         write_report(outage, "traces", tmp_path / "file")
+
+
+def test_what_cannot_be_written_is_refused_before_any_work(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(AnalysisError, match=r"file/below \(Not a directory\): give another --out"):
+        check_writable(tmp_path / "file" / "below", "--out")
+    check_writable(tmp_path / "new" / "folder", "--out")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+def test_an_address_that_spark_cannot_read_is_explained(spark: SparkSession, tmp_path: Path):
+    for address in ("nonsense://traces", "hdfs://127.0.0.1:1/traces", f"file://{tmp_path}/file"):
+        (tmp_path / "file").mkdir(exist_ok=True)
+        if address.startswith("file:"):
+            assert read_traces(spark, address).rows.isEmpty()
+            continue
+        with pytest.raises(AnalysisError, match="check the address") as refused:
+            read_traces(spark, address)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_master_that_is_none_or_does_not_answer_is_refused_before_java_starts():
+    with pytest.raises(AnalysisError, match="master is 'nonsense': give local"):
+        open_session("nonsense", "tests")
+    for address in ("127.0.0.1:1", "127.0.0.1", "127.0.0.1:port,127.0.0.1:1"):
+        with pytest.raises(AnalysisError, match="no master answers"):
+            open_session(f"spark://{address}", "tests")
+
+
+def test_the_page_names_clients_by_their_lan_and_folds_them(outage: Analysis, tmp_path: Path):
+    named = {"pub-1": "0123456789abcdef", "sub-1": "fedcba9876543210"}
+    text = json.dumps({name: outage.rows(name) for name in ("nodes", "links", "slowest", "blame")})
+    for name, client in named.items():
+        text = text.replace(name, client)
+    tables = {name: pa.Table.from_pylist(rows) for name, rows in json.loads(text).items()}
+    page = write_report(
+        replace(outage, tables={**outage.tables, **tables}), "traces", tmp_path
+    ).page.read_text()
+    assert not any(client in page for client in named.values())
+    links = page.partition("<h2>Links")[2]
+    brokers, _, clients = links.partition("<details><summary>2 links of clients")
+    assert "<td>router-1 → edge-office" in brokers
+    assert "plant·012345 → edge-plant" in clients and "plant·012345" not in brokers
+    assert re.search(r"valve #\d+ → office·fedcba", page)

@@ -12,7 +12,7 @@ from runtime.tracing import TraceSettings
 from spark_analysis.analysis import Analysis
 from spark_analysis.outages import Outage
 from topology.checker import judge_sequences
-from topology.driver import running
+from topology.driver import DriverSettings, running
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import parse_topology
 from topology.process_driver import ProcessDriver
@@ -64,7 +64,7 @@ async def flow(driver: ProcessDriver, messages: int) -> None:
 
 async def play(folder: Path, *, kill: bool) -> Played:
     async with running(
-        parse_topology(TOPOLOGY), ProcessDriver, trace=TraceSettings(folder, sampling=1.0)
+        parse_topology(TOPOLOGY), ProcessDriver, DriverSettings(trace=TraceSettings(folder, sampling=1.0))
     ) as driver:
         load = LoadRunner(driver)
         await load.start()

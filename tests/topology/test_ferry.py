@@ -6,14 +6,15 @@ import pytest
 
 from overlay.limits import MILLISECOND_NS
 from topology.errors import TopologyError
-from topology.ferry import LATE_NS, Lateness, Wan, lag_reason
+from topology.ferry import LATE_NS, Lateness, lag_reason
+from topology.wan_server import Wan, seeded_lanes
 
 PERFECT = {"delay_ms": 0.0}
 
 
 def wan() -> Wan:
     pairs = [("plant", "cloud"), ("cloud", "plant"), ("office", "cloud"), ("cloud", "office")]
-    return Wan([{"from": a, "to": b, "conditions": PERFECT} for a, b in pairs], seed=1)
+    return Wan(seeded_lanes([{"from": a, "to": b, "conditions": PERFECT} for a, b in pairs], seed=1))
 
 
 def test_link_changes_both_ways_and_keeps_what_is_not_named() -> None:
@@ -39,7 +40,10 @@ def test_one_way_leaves_the_other_alone() -> None:
 @pytest.mark.parametrize(
     ("request_", "complaint"),
     [
-        ({"command": "explode"}, "'explode' is no command: use link, cut, heal, attach, watch or statistics"),
+        (
+            {"command": "explode"},
+            "'explode' is no command: use link, cut, heal, attach, detach, watch or statistics",
+        ),
         (
             {"command": "cut", "a": "plant", "b": "moon"},
             "no link from plant to moon: sites are cloud, office, plant",

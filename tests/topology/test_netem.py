@@ -1,25 +1,31 @@
-"""What `tc netem` would be told, and that a kernel without it is noticed."""
+"""What `tc netem` is told, and that a kernel without it is noticed. Packets meet it in `make netem-test`."""
+
+from pathlib import Path
 
 import pytest
 
 from tests.topology.namespaces_needed import needs_namespaces
 from topology.conditions import LinkConditions
+from topology.emulated_wan import choose
+from topology.emulation import EmulatedNetwork, two_sites
 from topology.errors import DriverError
-from topology.namespaces import Namespaces
-from topology.netem import change_line, netem_words, run_tc, set_up_lines, why_no_netem
+from topology.namespaces import names_of
+from topology.netem import change_line, forget_line, host_line, netem_words, set_up_lines, why_no_netem
+from topology.wan_kind import WanKind
 
 
 @pytest.mark.parametrize(
     ("conditions", "words"),
     [
-        (LinkConditions(), "limit 100000"),
-        (LinkConditions(delay_ms=30), "limit 100000 delay 30ms"),
-        (LinkConditions(delay_ms=80, jitter_ms=10), "limit 100000 delay 80ms 10ms"),
-        (LinkConditions(delay_ms=250, loss=0.01), "limit 100000 delay 250ms loss 1%"),
+        (LinkConditions(), "limit 100000 rate 0bit"),
+        (LinkConditions(delay_ms=30), "limit 100000 delay 30ms rate 0bit"),
+        (LinkConditions(delay_ms=80, jitter_ms=10), "limit 100000 delay 80ms 10ms rate 0bit"),
+        (LinkConditions(delay_ms=250, loss=0.01), "limit 100000 delay 250ms loss 1% rate 0bit"),
         # Four in a row on average: 25 % of the bad end with each packet, and 2 % are bad in all.
-        (LinkConditions(loss=0.02, burst=4), "limit 100000 loss gemodel 0.510204% 25%"),
+        (LinkConditions(loss=0.02, burst=4), "limit 100000 loss gemodel 0.510204% 25% rate 0bit"),
         # 200 ms of queue and 50 ms on the way at 12 Mbit/s are 250 packets of 1,500 bytes.
-        (LinkConditions(delay_ms=50, rate_mbit=12), "limit 250 delay 50ms rate 12mbit"),
+        # The rate is that of IP packets; netem would count Ethernet's 14 bytes too.
+        (LinkConditions(delay_ms=50, rate_mbit=12), "limit 250 delay 50ms rate 12mbit -14"),
     ],
 )
 def test_conditions_in_the_words_of_netem(conditions: LinkConditions, words: str) -> None:
@@ -28,33 +34,46 @@ def test_conditions_in_the_words_of_netem(conditions: LinkConditions, words: str
 
 def test_a_cut_link_loses_everything_and_keeps_its_delay() -> None:
     line = change_line("wan0", 3, LinkConditions(delay_ms=20, loss=0.5), cut=True)
-    assert line == "qdisc replace dev wan0 parent 1:3 handle 13: netem limit 100000 delay 20ms loss 100%"
+    assert (
+        line
+        == "qdisc replace dev wan0 parent 1:3 handle 13: netem limit 100000 delay 20ms loss 100% rate 0bit"
+    )
 
 
-def test_each_site_has_conditions_of_its_own() -> None:
-    lanes = {"198.18.1.0/24": LinkConditions(delay_ms=10), "198.18.2.0/24": LinkConditions(delay_ms=90)}
-    lines = set_up_lines("wan0", lanes)
-    for number, (network, conditions) in enumerate(lanes.items(), 1):
-        assert change_line("wan0", number, conditions) in lines
-        assert any(f"match ip dst {network} flowid 1:{number}" in line for line in lines)
+def test_each_site_has_conditions_and_each_host_belongs_to_a_site() -> None:
+    lanes = {2: LinkConditions(delay_ms=10), 3: LinkConditions(delay_ms=90)}
+    lines = set_up_lines("u1", lanes)
     assert lines[0].endswith("default 999")
+    for number, conditions in lanes.items():
+        assert change_line("u1", number, conditions) in lines
+    line = "filter add dev u1 parent 1: protocol ip pref 7 u32 match ip dst 198.18.3.10/32 flowid 1:3"
+    assert host_line("u1", 7, "198.18.3.10", 3) == line
+    assert forget_line("u1", 7) == "filter del dev u1 parent 1: pref 7"
 
 
 @needs_namespaces
-def test_a_kernel_without_netem_is_noticed() -> None:
-    namespaces = Namespaces()
-    namespaces.claim()
+def test_auto_is_netem_where_the_kernel_has_it() -> None:
+    reason = why_no_netem()
+    assert choose(WanKind.FERRY) is WanKind.FERRY
+    if reason is None:
+        assert choose(WanKind.AUTO) is choose(WanKind.NETEM) is WanKind.NETEM
+    else:
+        assert "sch_netem" in reason
+        assert choose(WanKind.AUTO) is WanKind.FERRY
+        with pytest.raises(DriverError, match="use --wan ferry"):
+            choose(WanKind.NETEM)
+
+
+@needs_namespaces
+@pytest.mark.testbed
+async def test_a_kernel_without_netem_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    if why_no_netem() is None:
+        pytest.skip("this kernel has it: test_emulation has it carry packets")
+    network = EmulatedNetwork(two_sites(LinkConditions(), LinkConditions()), tmp_path, wan=WanKind.NETEM)
     try:
-        namespaces.add("here")
-        name = namespaces.name("here")
-        reason = why_no_netem(name)
-        if reason is None:
-            # It has it: then it takes everything we say.
-            lines = set_up_lines("lo", {"198.18.1.0/24": LinkConditions(50, 5, 0.02, 4, 12)})
-            run_tc("-n", name, batch=lines)
-        else:
-            assert "sch_netem" in reason
-            with pytest.raises(DriverError, match="netem delay 1ms failed"):
-                run_tc(*f"-n {name} qdisc add dev lo root netem delay 1ms".split())
+        with pytest.raises(DriverError, match="sch_netem"):
+            await network.start()
     finally:
-        namespaces.remove_all()
+        run = network.namespaces.run
+        await network.stop()
+    assert names_of(run) == [] and network.process is None

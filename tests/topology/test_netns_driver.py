@@ -18,7 +18,7 @@ from tests.topology.namespaces_needed import needs_namespaces
 from tests.topology.processes import descendants, wait_gone
 from topology.checker import judge_sequences, percentile
 from topology.claims import running_testbeds
-from topology.driver import running
+from topology.driver import DriverSettings, running
 from topology.errors import DriverError
 from topology.load_runner import LoadRunner
 from topology.model import parse_topology
@@ -207,7 +207,7 @@ def test_what_a_killed_runner_leaves_goes_with_the_next_start(tmp_path: Path) ->
 
 
 async def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    driver = NetnsDriver(parse_topology(TINY), directory=tmp_path)
+    driver = NetnsDriver(parse_topology(TINY), DriverSettings(directory=tmp_path))
     try:
         await driver.network.start()
         run = driver.network.namespaces.run

@@ -16,7 +16,7 @@ from runtime.process import wait_until
 from tests.topology.processes import descendants, state, wait_gone
 from topology.children import Child
 from topology.compose import broker_check, zookeeper_check
-from topology.driver import running
+from topology.driver import DriverSettings, running
 from topology.errors import DriverError
 from topology.model import load_topology, parse_topology
 from topology.process_driver import ProcessDriver, unemulated
@@ -64,7 +64,7 @@ async def test_links_that_differ_by_direction_are_told_to_the_gateway(tmp_path: 
         "wan: {delay_ms: 20}", "wan: {out: {delay_ms: 1, rate_mbit: 8}, back: {delay_ms: 60}}"
     )
     said: list[str] = []
-    driver = ProcessDriver(parse_topology(text), directory=tmp_path, say=said.append)
+    driver = ProcessDriver(parse_topology(text), DriverSettings(directory=tmp_path, say=said.append))
     try:
         # What is under test is the gateway alone; no ZooKeeper is needed for it.
         await driver.start_gateway("a")

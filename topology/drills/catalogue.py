@@ -42,7 +42,7 @@ _DRILLS: Final = (
     Drill(
         "edge-killed",
         "an edge broker with clients is killed; its LAN has another one",
-        "its clients go on there; only subscribers that move may miss something meanwhile",
+        "its clients go on there where they were",
         (Fault(Action.KILL, Whom.EDGE, lasts_s=5),),
     ),
     Drill(
@@ -107,7 +107,7 @@ _DRILLS: Final = (
     Drill(
         "rolling-restart",
         "every broker is drained, ended and started again, one after the other",
-        "only subscribers that move to another edge may miss something meanwhile",
+        "clients go over to other edges and topics to other brokers, within tolerances",
         (Fault(Action.RESTART, Whom.EVERY_BROKER, lasts_s=0),),
     ),
     Drill(

@@ -23,12 +23,12 @@ from overlay.errors import IsthmusError
 from overlay.limits import SECOND_NS
 from runtime.tracing import TraceSettings
 from topology.drills.actions import DEEDS
-from topology.drills.history import Excuse, Phases, judge_history, longest_gap_ms
+from topology.drills.history import Phases, judge_history, longest_gap_ms
 from topology.drills.script import Action, Drill, Fault
 from topology.drills.soak import Soak, soaking
 from topology.drills.targets import choose
 from topology.drills.verdict import DrillResult, InjectedFault, unknown, verdict_of
-from topology.driver import Driver, running
+from topology.driver import Driver, DriverSettings, running
 from topology.errors import DriverError, LoadError
 from topology.load_runner import LoadResults, LoadRunner
 from topology.model import Topology
@@ -40,7 +40,7 @@ from topology.promises import (
     healthy_keep_topics,
     keeps_flowing,
     leader_in_time,
-    losses_excused,
+    losses_tolerated,
     messages_flow,
     messages_genuine,
     no_duplicates,
@@ -50,6 +50,7 @@ from topology.promises import (
 )
 from topology.settling import STABLE_S, NotWholeError, wait_settled
 from topology.snapshot import Snapshot
+from topology.wan_kind import WanKind
 
 CALM_S: Final = 2.0
 PLAYS_MAX: Final = 2
@@ -63,10 +64,6 @@ PATIENCE_S: Final = 10.0
 """How much longer than promised something is waited for, so that it can be said how late it was."""
 RECOVERY_S: Final = 30.0
 """An overlay whose faults are undone is whole again within this long."""
-MOVE_NS: Final = 2 * SECOND_NS
-"""A client whose edge is gone is served by another one of its LAN within this long."""
-ON_THE_WAY_NS: Final = SECOND_NS
-"""Messages published so long before an edge went away may have been on their way to it."""
 SILENCE_MAX_MS: Final = 1_000.0
 """Messages that keep flowing are never silent for longer, beyond their period."""
 STALL_MAX_MS: Final = 250.0
@@ -89,6 +86,7 @@ class Plan:
     """How long messages flow, at least; None: as long as the drill says."""
     keep: bool = False
     trace: TraceSettings | None = None
+    wan: WanKind = WanKind.AUTO
 
 
 async def run_drill(plan: Plan, observer: Observer) -> DrillResult:
@@ -109,9 +107,8 @@ async def run_drill(plan: Plan, observer: Observer) -> DrillResult:
 
 
 async def _play(plan: Plan, observer: Observer) -> DrillResult:
-    async with running(
-        plan.topology, plan.kind, keep=plan.keep, say=observer.progress, trace=plan.trace
-    ) as driver:
+    settings = DriverSettings(say=observer.progress, trace=plan.trace, wan=plan.wan)
+    async with running(plan.topology, plan.kind, settings, keep=plan.keep) as driver:
         result = await _Play(plan, driver, observer).run()
         driver.keeps_directory |= bool(result.reasons())
         if driver.keeps_directory:
@@ -143,7 +140,6 @@ class _Play:
     load: LoadRunner = field(init=False)
     promises: list[Promise] = field(default_factory=list)
     happened: list[_Happening] = field(default_factory=list)
-    excuses: list[Excuse] = field(default_factory=list)
     started_ns: int = 0
     whole_ns: int = 0
     stopped_ns: int = 0
@@ -248,7 +244,6 @@ class _Play:
         self.happened.append(happening)
         deeds = DEEDS[fault.action]
         await deeds.inject(self.driver, target)
-        self._excuse_moving(target, happening.at_ns)
         self.observer.say(deeds.happened.format(self._described(target, before)))
         if target == before.leader and fault.replaced:
             await self._see_leader_change(happening, before)
@@ -262,18 +257,6 @@ class _Play:
         since_s = (happening.at_ns - self.started_ns) / SECOND_NS
         await self._flow_until(since_s + fault.lasts_s, f"{fault.action} of {target}")
         return happening
-
-    def _excuse_moving(self, target: str, at_ns: int) -> None:
-        """A subscriber whose edge goes away may miss what is on its way while it moves to another."""
-        topology = self.driver.topology
-        moving = {number for number, item in enumerate(topology.subscribers) if item.edge == target}
-        # Who was sent here when its own edge went away has to move again.
-        others = {edge for lan in topology.lans if target in lan.edges for edge in lan.edges}
-        if any(happening.target in others for happening in self.happened[:-1]):
-            moving |= {number for number, item in enumerate(topology.subscribers) if item.edge in others}
-        if moving:
-            until_ns = time.monotonic_ns() + MOVE_NS
-            self.excuses.append(Excuse(frozenset(moving), at_ns - ON_THE_WAY_NS, until_ns))
 
     async def _undo(self, happening: _Happening) -> None:
         deeds = DEEDS[happening.fault.action]
@@ -350,19 +333,13 @@ class _Play:
                 qos.loss_tolerance,
                 qos.deadline_ms,
                 phases,
-                self.excuses,
             )
             for topic, qos in topology.topics.items()
             if topology.publishing_lans(topic) and topology.subscribing_lans(topic)
         )
         verdicts = [topic.verdict for topic in topics]
         self.promises += [
-            losses_excused(
-                {topic.verdict.topic: topic.charged_run for topic in topics},
-                {topic.verdict.topic: topic.verdict.loss_tolerance for topic in topics},
-                sum(topic.lost for topic in topics),
-                sum(topic.excused for topic in topics),
-            ),
+            losses_tolerated(verdicts),
             no_duplicates(verdicts, await self._dropped_duplicates()),
             order_kept(verdicts),
             messages_genuine(sum(t.verdict.delivered for t in topics), sum(t.forged for t in topics)),

@@ -27,19 +27,6 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class Excuse:
-    """Losses that are not promised against: of these subscribers, of messages published in this time."""
-
-    subscribers: frozenset[int]
-    since_ns: int
-    until_ns: int
-
-    def covers(self, subscriber: int, accepted_ns: int) -> bool:
-        """Whether a subscriber may miss a message that was accepted then."""
-        return subscriber in self.subscribers and self.since_ns <= accepted_ns <= self.until_ns
-
-
-@dataclass(frozen=True, slots=True)
 class DeadlineHits:
     """Messages that came within their deadline, in % of those published; None if there were none."""
 
@@ -57,10 +44,6 @@ class TopicHistory:
     """To all subscribers together."""
     lost: int
     """By all subscribers together."""
-    excused: int
-    """Lost messages that nobody was promised."""
-    charged_run: int
-    """Most consecutive messages lost that are not excused: what the tolerance is about."""
     lost_beyond_tolerance: int
     """Messages lost in a row after as many as the topic tolerates, at all subscribers together."""
     deadline_hits: DeadlineHits
@@ -78,7 +61,6 @@ def judge_history(
     loss_tolerance: int | None,
     deadline_ms: float | None,
     phases: Phases,
-    excuses: Sequence[Excuse] = (),
 ) -> TopicHistory:
     """The verdict on one topic. Raises LoadError if the records cannot be what happened."""
     sent = {stream.publisher: stream.sent for stream in streams}
@@ -101,37 +83,18 @@ def judge_history(
                 bounds += 1
                 # Accepted after it was stamped: it is at least this old.
                 broken += bound_ns < received_ns - accepted_ns
-    runs = [run for stream in streams for run in _charged_runs(stream, excuses)]
-    lost = sum(last - first + 1 for s in streams for first, last in loss_runs(s.sent, s.sequences))
+    runs = [last - first + 1 for s in streams for first, last in loss_runs(s.sent, s.sequences)]
     beyond = 0 if loss_tolerance is None else sum(max(0, run - loss_tolerance) for run in runs)
     return TopicHistory(
         verdict=verdict,
         deliveries=sum(len(stream.sequences) for stream in streams),
-        lost=lost,
-        excused=lost - sum(runs),
-        charged_run=max(runs, default=0),
+        lost=sum(runs),
         lost_beyond_tolerance=beyond,
         deadline_hits=deadline_hits(streams, deadline_ms, phases),
         bounds=bounds,
         bounds_broken=broken,
         forged=forged,
     )
-
-
-def _charged_runs(stream: Stream, excuses: Sequence[Excuse]) -> list[int]:
-    """Lengths of all runs of losses that nothing excuses; an excused message ends a run."""
-    runs = []
-    for first, last in loss_runs(stream.sent, stream.sequences):
-        length = 0
-        for sequence in range(first, last + 1):
-            at_ns = stream.accepted_ns[sequence - 1]
-            if any(excuse.covers(stream.subscriber, at_ns) for excuse in excuses):
-                runs.append(length)
-                length = 0
-            else:
-                length += 1
-        runs.append(length)
-    return [length for length in runs if length]
 
 
 def deadline_hits(streams: Sequence[Stream], deadline_ms: float | None, phases: Phases) -> DeadlineHits:

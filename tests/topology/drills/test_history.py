@@ -18,7 +18,7 @@ from tests.topology.drills.histories import (
     without,
 )
 from topology.checker import Stream, loss_runs
-from topology.drills.history import Excuse, Phases, TopicHistory, judge_history, longest_gap_ms
+from topology.drills.history import Phases, TopicHistory, judge_history, longest_gap_ms
 from topology.errors import LoadError
 
 CALM = Phases(START_NS - 1, START_NS)
@@ -157,21 +157,14 @@ def test_records_that_cannot_be_are_no_verdict() -> None:
 
 
 @given(lengths, st.data())
-def test_only_what_is_excused_is_not_charged(count: int, data: st.DataObject) -> None:
+def test_losses_in_a_row_beyond_the_tolerance_are_counted(count: int, data: st.DataObject) -> None:
     first = data.draw(st.integers(1, count - 12))
     last = data.draw(st.integers(first, first + 9))
-    since = data.draw(st.integers(first, last))
-    until = data.draw(st.integers(since, last))
+    tolerance = data.draw(st.integers(0, 12))
     stream = without(flawless(count), first, last)
-    times = stream.accepted_ns
-    excuse = Excuse(frozenset({0}), times[since - 1], times[until - 1])
-    history = judge_history("t", [stream], 0, None, CALM, [excuse])
-    assert (history.lost, history.excused) == (last - first + 1, until - since + 1)
-    assert history.charged_run == max(since - first, last - until)
-    assert history.lost_beyond_tolerance == (since - first) + (last - until)
-    # Somebody else's excuse is none.
-    other = judge_history("t", [stream], 0, None, CALM, [Excuse(frozenset({1}), 0, times[-1])])
-    assert (other.excused, other.charged_run) == (0, last - first + 1)
+    history = judge_history("t", [stream], tolerance, None, CALM)
+    assert history.lost == last - first + 1
+    assert history.lost_beyond_tolerance == max(0, last - first + 1 - tolerance)
 
 
 @given(st.integers(1, 40).flatmap(lambda sent: st.tuples(st.just(sent), st.lists(st.integers(1, sent)))))

@@ -7,6 +7,7 @@ import pytest
 
 from topology.children import Child
 from topology.drills.soak import soaking
+from topology.driver import DriverSettings
 from topology.model import parse_topology
 from topology.process_driver import ProcessDriver
 
@@ -20,7 +21,7 @@ class _Blind(ProcessDriver):
 
 
 async def test_a_watch_that_crashed_is_told(tmp_path: Path) -> None:
-    driver = _Blind(parse_topology("lans: {a: {}}\nrouters: 1\n"), directory=tmp_path)
+    driver = _Blind(parse_topology("lans: {a: {}}\nrouters: 1\n"), DriverSettings(directory=tmp_path))
     with pytest.raises(ZeroDivisionError):
         async with soaking(driver, 1):
             await asyncio.sleep(0)  # it looks for the first time

@@ -1,0 +1,59 @@
+"""The tracing benchmark: its statistics, its verdicts, and a short run of the real thing."""
+
+import random
+import statistics
+from typing import Any
+
+import pytest
+
+from benchmarks import tracing
+from benchmarks.comparison import median_interval
+from benchmarks.tracing import JUDGED, PLACES, Settings, judge
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says():
+    randomness = random.Random(5)
+    for count in (30, 301):
+        held = 0
+        for _ in range(400):
+            low, high = median_interval([randomness.expovariate(1) for _ in range(count)])
+            held += low <= 0.6931 <= high
+        assert 0.93 <= held / 400 <= 0.99
+
+
+def test_the_interval_of_many_values_is_narrow_and_of_few_is_all():
+    many = list(range(2_001))
+    low, high = median_interval(many)
+    assert low < statistics.median(many) < high and high - low < 100
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+
+
+def cost(interval: tuple[float, float], control: tuple[float, float] = (-0.5, 0.5)) -> dict[str, Any]:
+    return {"sampling": JUDGED, "places": [{"interval_pct": interval, "control_pct": control}]}
+
+
+@pytest.mark.parametrize(
+    ("costs", "verdict"),
+    [
+        ([cost((1.0, 2.9))], True),
+        ([cost((3.1, 4.0))], False),
+        ([cost((2.0, 4.0))], None),
+        ([cost((1.0, 2.0), control=(-2.0, 0.0))], None),
+        ([], None),
+    ],
+)
+def test_a_verdict_is_given_only_where_the_measurement_can_tell(
+    costs: list[dict[str, Any]], verdict: bool | None
+):
+    assert judge(costs) is verdict
+
+
+@pytest.mark.testbed
+async def test_real_brokers_are_measured_with_tracing_and_without():
+    result = await tracing.measure(Settings(seconds=1.0, messages=400), lambda _: None)
+    assert [cost["sampling"] for cost in result["costs"]] == [JUDGED, 1.0]
+    for found in result["costs"]:
+        assert found["rounds"] >= 1
+        assert [place["place"] for place in found["places"]] == [*PLACES, tracing.ALL]
+        assert all(place["off_us_per_message"] > 0 for place in found["places"])
+    assert "| 100 % | egress edge |" in tracing.summary(result)
