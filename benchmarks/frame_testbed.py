@@ -71,6 +71,8 @@ class Setup:
     """The backup is the leader, so that the primary has nothing to do but messages."""
     equal_capacity: bool = False
     """Both routing brokers are primaries, of half the topics each."""
+    interpreted: str = ""
+    """A broker that runs interpreted though there are compiled modules: a slower one."""
     proxied: bool = False
     """Edges reach routing brokers through lines that can be cut."""
 
@@ -124,10 +126,12 @@ class Testbed:
             await child.stop()
         # A broker that comes back is found where it was.
         locator, http = self._addresses.get(name, ("127.0.0.1:0", "127.0.0.1:0"))
+        runner = ["isthmus"] if name != self.setup.interpreted else ["benchmarks.interpreted", "isthmus"]
         child = await self._start_child(
             name,
-            "isthmus",
+            runner[0],
             [
+                *runner[1:],
                 *("router" if name in (PRIMARY, BACKUP) else "edge", "--id", name, "--json"),
                 *("--listen", locator, "--http", http, "--zookeeper", self._zookeeper.hosts),
                 *("--session-timeout-s", str(self.setup.session_timeout_s)),
@@ -233,6 +237,14 @@ class Testbed:
             for thread in self._threads(name):
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(thread, {core})
+
+    def keep_off(self, core: int, but: str) -> None:
+        """Let all processes but one run on the other cores only."""
+        others = os.sched_getaffinity(0) - {core}
+        for name in (*self._children, ZOOKEEPER):
+            for thread in self._threads(name) if name != but else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread, others)
 
     def _prioritise(self, name: str) -> None:
         """Give a process the priority wanted, before it has many threads; new ones inherit it."""

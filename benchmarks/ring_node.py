@@ -117,10 +117,7 @@ class RingNode:
     def admit(self, hello: Hello) -> tuple[Link, Welcome]:
         link = self._links.setdefault(hello.node, Link(hello.node, hello.role))
         identity = self.hub.identity
-        received = link.received if link.peer_incarnation == hello.incarnation else 0
-        return link, Welcome(
-            identity.role, identity.node, identity.incarnation, cluster=identity.cluster, received=received
-        )
+        return link, Welcome(identity.role, identity.node, identity.incarnation, cluster=identity.cluster)
 
     def on_welcome(self, link: Link, welcome: Welcome) -> None:
         pass

@@ -259,7 +259,6 @@ class EdgeBroker:
             self.incarnation,
             self.lan,
             self.coordinator.cluster,
-            received=link.received if link.peer_incarnation == hello.incarnation else 0,
             edges=self._other_edges(),
         )
 

@@ -72,17 +72,16 @@ from overlay.batch import (
 from overlay.bounds import Delays, retention_without_replication
 from overlay.delay import add_shifts
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import ENDPOINT_ID_MAX, SECOND_NS, UNSENT_MAX_MESSAGES
+from overlay.limits import ENDPOINT_ID_MAX, RESUME_NS, SECOND_NS, UNSENT_MAX_MESSAGES
 from overlay.messages import EndpointKind
 from overlay.outbox import Outbox
 from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.schedule import BUCKET_SHIFT
-from overlay.shedding import Hop
 from overlay.trace import Reason
 from overlay.tracer import Tracer, threshold_of
-from overlay.urgency import UNORDERED
+from overlay.urgency import UNORDERED, level_of
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -140,7 +139,7 @@ class EdgeCore:
 
     def client(self, name: str, outbox: Outbox) -> Peer:
         """A client connected for the first time."""
-        peer = self._clients[name] = Peer(name, outbox, Hop.EGRESS)
+        peer = self._clients[name] = Peer(name, outbox)
         self._dispatch.trace_link(peer)
         return peer
 
@@ -229,12 +228,7 @@ class EdgeCore:
 
     def expire_in_steps(self, now_ns: int) -> Iterator[list[Topic]]:
         """The same for many topics; the caller may do other things in between."""
-        targets = self._targets
-        targets.forget_pending()
-        brokers = (*targets.routers_up.values(), *targets.lan_edges.values(), *targets.directly.values())
-        for peer in (*self._clients.values(), *brokers):
-            if not peer.outbox.is_overloaded(now_ns):
-                peer.shedder.calm()
+        self._targets.forget_pending()
         topics = list(self._topics.values())
         for start in range(0, len(topics), TOPICS_AT_A_TIME):
             idle: list[Topic] = []
@@ -295,7 +289,7 @@ class EdgeCore:
         """What the topic is served with from now on; `settle` must be called until nothing settles."""
         if qos == topic.qos:
             return
-        before_ns = topic.deadline_ns
+        before_ns, level_before = topic.deadline_ns, level_of(topic.requirements[1])
         topic.set_qos(qos)
         if self._tracer is not None:
             self._tracer.define_topic(topic.topic_id, topic.name, qos)
@@ -303,7 +297,11 @@ class EdgeCore:
             publisher.retention.resize(self._retention_of(topic))
         if topic.deadline_ns != before_ns:
             topic.floor_ns = max(topic.floor_ns, now_ns + before_ns)
+            topic.floor_level = max(topic.floor_level, level_before)
             self._settling[topic] = None
+        if level_of(topic.requirements[1]) < level_before:
+            # A hop that is behind with its work takes the more urgent ones before those on their way.
+            topic.mixed_until_ns = max(topic.mixed_until_ns, now_ns + RESUME_NS)
         self._targets.update_routes(topic)
         self._order.shorten(topic, now_ns)
 
@@ -315,7 +313,7 @@ class EdgeCore:
         for topic in list(self._settling):
             if not any(peer.outbox.has_waiting for peer in topic.peers):
                 del self._settling[topic]
-                topic.floor_ns = 0
+                topic.floor_ns = topic.floor_level = 0
                 self._targets.update_routes(topic)
         return bool(self._settling)
 

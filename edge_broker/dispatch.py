@@ -14,6 +14,7 @@ from overlay.batch import BORN_OFFSET, BatchHeader, Passage, Run
 from overlay.history import History, Verdict
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Ticket
+from overlay.shedding import relieve
 from overlay.tracer import Tracer, reason_named
 
 
@@ -133,8 +134,7 @@ class Dispatch:
             self._tracer.received(run)
         tickets: list[Ticket] = []
         for peer in route.peers:
-            may_shed = None if route.shares is None else route.shares[peer.hop]
-            sent = peer.shedder.relieve(peer.outbox, run, may_shed, self.dropped, now_ns)
+            sent = relieve(peer.outbox, run, route.keep_every, self.dropped, now_ns)
             if sent is None:
                 continue
             ticket = None
@@ -142,7 +142,14 @@ class Dispatch:
                 ticket = Ticket()
                 tickets.append(ticket)
             dropped = peer.outbox.append(
-                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns, ticket
+                deadline,
+                header.urgency,
+                header.origin,
+                header.clock_shift_ns,
+                sent,
+                now_ns,
+                ticket,
+                route.level,
             )
             if dropped:
                 self.dropped[DropReason.OUTBOX_FULL] += dropped

@@ -14,8 +14,8 @@ from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
 from overlay.schedule import Unsure
-from overlay.shedding import Hop, Shares, Shedder, shares_of
-from overlay.urgency import deadline_ns, urgency
+from overlay.shedding import keep_every
+from overlay.urgency import deadline_ns, level_of, urgency
 
 
 class DropReason(StrEnum):
@@ -40,16 +40,13 @@ class DropReason(StrEnum):
 class Peer:
     """Anyone messages are sent to: a client, a routing broker or another edge."""
 
-    __slots__ = ("hop", "is_direct", "name", "outbox", "publishers", "shedder", "subscriptions")
+    __slots__ = ("is_direct", "name", "outbox", "publishers", "subscriptions")
 
-    def __init__(self, name: str, outbox: Outbox, hop: Hop = Hop.INGRESS, *, is_direct: bool = False) -> None:
+    def __init__(self, name: str, outbox: Outbox, *, is_direct: bool = False) -> None:
         self.name = name
         self.is_direct = is_direct
         """It is an edge of another LAN."""
         self.outbox = outbox
-        self.hop = hop
-        """What this edge is for messages to the peer: egress if it is a client, else ingress."""
-        self.shedder = Shedder()
         self.publishers: dict[int, Publisher] = {}
         """Of a client: its publishing endpoints."""
         self.subscriptions: dict[int, Topic] = {}
@@ -64,10 +61,19 @@ class Peer:
 class Route:
     """Where some messages go and by when; shared by all topics for which all of this is the same."""
 
-    __slots__ = ("deadline_ns", "peers", "reserve", "reserve_after_ns", "shares", "unsure", "urgency")
+    __slots__ = (
+        "deadline_ns",
+        "keep_every",
+        "level",
+        "peers",
+        "reserve",
+        "reserve_after_ns",
+        "unsure",
+        "urgency",
+    )
 
     def __init__(
-        self, peers: tuple[Peer, ...], deadline_ns: int, urgency: int, shares: Shares, unsure: Unsure
+        self, peers: tuple[Peer, ...], deadline_ns: int, urgency: int, keep_every: int | None, unsure: Unsure
     ) -> None:
         self.peers = peers
         self.reserve: Peer | None = None
@@ -76,8 +82,10 @@ class Route:
         """When, counted from a message's birth."""
         self.deadline_ns = deadline_ns
         self.urgency = urgency
-        self.shares = shares
-        """Messages in a row that each hop may give up; None: any number."""
+        self.level = level_of(urgency)
+        """Less urgent while older messages wait that were."""
+        self.keep_every = keep_every
+        """One message of so many must pass an overloaded peer; None: none must."""
         self.unsure = unsure
         """Shared by all routes of the core with this deadline."""
 
@@ -139,6 +147,7 @@ class Topic:
         "deliver",
         "delivered",
         "direct",
+        "floor_level",
         "floor_ns",
         "forward",
         "histories",
@@ -173,6 +182,7 @@ class Topic:
         self.name = name
         self._delays = delays
         self.set_qos(qos)
+        self.floor_level = 0
         self.floor_ns = 0
         """No message may be due before: older ones wait that were given a later deadline; 0 if none do."""
         self.publishers: dict[int, Publisher] = {}
@@ -197,7 +207,8 @@ class Topic:
         self.keeps_sent = False
         """What is sent is kept for sending again, also within a LAN if subscribers can change their edge."""
         self.mixed_until_ns = 0
-        """So long messages of a publisher that came from another edge may race with those it sent there."""
+        """So long messages may race with earlier ones: a publisher came from another edge, or the topic has
+        become more urgent."""
         self.resuming: dict[Peer, int] = {}
         """Clients whose subscribers came from another edge: so long they get also what others had before."""
         self.subscribers_everywhere = 0
@@ -220,7 +231,7 @@ class Topic:
         """What the topic is served with."""
         self.qos = qos
         self.deadline_ns = deadline_ns(qos)
-        self.requirements = (self.deadline_ns, urgency(qos), shares_of(qos, self._delays))
+        self.requirements = (self.deadline_ns, urgency(qos), keep_every(qos, self._delays))
         """What its routes depend on besides their peers."""
         self.tolerated = UNBOUNDED if qos.loss_tolerance is None else qos.loss_tolerance
         self.kept_messages = qos.kept_messages

@@ -369,14 +369,15 @@ class Targets:
             unsure = self._unsure.setdefault(topic.deadline_ns, Unsure())
             if topic.floor_ns:  # this route is the topic's alone
                 unsure = Unsure(unsure.until_ns)
-            deadline_ns, urgency, shares = topic.requirements
+            deadline_ns, urgency, keep_every = topic.requirements
             if unordered:
                 urgency |= UNORDERED
-            route = self._routes[key] = Route(peers, deadline_ns, urgency, shares, unsure)
+            route = self._routes[key] = Route(peers, deadline_ns, urgency, keep_every, unsure)
             route.reserve = reserve
         route.reserve_after_ns = reserve_after_ns
         if topic.floor_ns:
             route.unsure.until_ns = max(route.unsure.until_ns, topic.floor_ns)
+            route.level = max(route.level, topic.floor_level)
         return route
 
 

@@ -25,7 +25,7 @@ from struct import Struct, error
 from typing import Final
 
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import DATAGRAM_MAX_BYTES, FRAMES_AHEAD_MAX, MILLISECOND_NS, URGENT_NS
+from overlay.limits import DATAGRAM_MAX_BYTES, FRAMES_AHEAD_MAX, MILLISECOND_NS, SECOND_NS, URGENT_NS
 from overlay.quality import LossMeter, copies_for
 from overlay.urgency import SHEDDABLE, class_least_ns
 
@@ -39,6 +39,9 @@ ATTEMPTS_MAX: Final = 3
 """Times a frame is sent as a datagram before TCP gets it."""
 LONG_ROUND_TRIP_NS: Final = 5 * MILLISECOND_NS
 """On shorter links TCP repairs a loss soon enough."""
+LEAST_WITHIN_NS: Final = 15 * SECOND_NS
+"""A way counts as long if no round trip of the last fifteen to thirty seconds was short: a peer that gets too
+little of its processor answers late too, and a thousand small frames instead of a few would finish it off."""
 RESIDUAL: Final = 0.000_01
 """Share of frames that may be lost in all copies: one that is holds up its successors for a round trip."""
 RESIDUAL_BEST_EFFORT: Final = 0.001
@@ -110,6 +113,11 @@ class Express:
         self.meter = LossMeter()
         """Of the peer's datagrams."""
         self._round_trip_most_ns = 0
+        self._least_ns = 0
+        """The shortest round trip of this stretch of time; 0 before the first."""
+        self._least_before_ns = 0
+        """Of the stretch before it."""
+        self._least_until_ns = 0
         self._flights: dict[int, _Flight] = {}
         """By number, in the order in which they were last sent."""
         self._copies: list[tuple[int, bytes]] = []
@@ -135,7 +143,12 @@ class Express:
     @property
     def is_worth_it(self) -> bool:
         """The way is so long that TCP would not repair a loss soon enough."""
-        return self.round_trip_ns >= LONG_ROUND_TRIP_NS
+        return self.least_round_trip_ns >= LONG_ROUND_TRIP_NS
+
+    @property
+    def least_round_trip_ns(self) -> int:
+        """The shortest of the last fifteen to thirty seconds; 0 before the first."""
+        return min(self._least_ns, self._least_before_ns or self._least_ns)
 
     def send(self, number: int, body: bytes, urgency: int, now_ns: int) -> bytes:
         """The payload to send now; copies follow in `due`."""
@@ -214,6 +227,10 @@ class Express:
         round_trip_ns = (now_ns - report.echo_ns) - (report.sent_ns - report.echo_received_ns)
         if round_trip_ns <= 0:
             return 0
+        if now_ns >= self._least_until_ns:
+            self._least_until_ns = now_ns + LEAST_WITHIN_NS
+            self._least_before_ns, self._least_ns = self._least_ns, 0
+        self._least_ns = min(self._least_ns or round_trip_ns, round_trip_ns)
         smoothed = self.round_trip_ns or round_trip_ns
         self.round_trip_ns = smoothed + (round_trip_ns - smoothed) // _SMOOTHING
         most = self._round_trip_most_ns
@@ -278,6 +295,9 @@ class Numbers:
 
     def take(self, number: int) -> bool:
         """Frame `number` has come; False if it was here already. Raises ProtocolError if it cannot be."""
+        if number == self.received + 1 and not self.ahead:
+            self.received = number
+            return True
         if number <= self.received or number in self.ahead:
             return False
         if number > self.received + FRAMES_AHEAD_MAX:

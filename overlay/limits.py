@@ -69,6 +69,16 @@ frames and heartbeats; what is written again on a new connection must fit."""
 ACKNOWLEDGE_EVERY_BYTES: Final = 256 * KIB
 """A receiver acknowledges at least this often, besides every heartbeat."""
 
+# What has been read and waits to be processed
+READ_AT_ONCE_BYTES: Final = 16 * KIB
+"""What a node processes where it reads it, if nothing else waits."""
+INBOX_TURN_NS: Final = 1 * MILLISECOND_NS
+"""How long waiting frames are processed before all sockets are read again."""
+INBOX_CLIENT_BYTES: Final = 64 * KIB
+"""Of one client; with more its socket is not read, so that clients of the same urgency take turns."""
+INBOX_BROKER_BYTES: Final = 16 * MIB
+"""Of one broker, whose window is smaller."""
+
 # Datagrams beside a link
 DATAGRAM_MAX_BYTES: Final = 1_200
 """Frames that make a larger datagram go by TCP: this much fits every usual path unfragmented."""
@@ -131,6 +141,8 @@ assert EDGES_TOLD_MAX_BYTES <= HANDSHAKE_FRAME_MAX_BYTES // 2
 assert DECLARATIONS_MAX_PER_CLIENT >= ENDPOINTS_MAX_PER_CLIENT
 assert DATAGRAM_FRAME_BYTES + 16 <= DATAGRAM_MAX_BYTES < FRAME_TARGET_BYTES
 assert UNACKNOWLEDGED_FRAMES_MAX < FRAMES_AHEAD_MAX
+assert READ_AT_ONCE_BYTES < INBOX_CLIENT_BYTES < INBOX_BROKER_BYTES
+assert INBOX_TURN_NS < HEARTBEAT_INTERVAL_NS
 assert HANDSHAKE_FRAME_MAX_BYTES < TLS_HANDSHAKE_MAX_BYTES
 assert HANDSHAKES_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_BROKER
 assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES

@@ -4,11 +4,13 @@ An outbox belongs to the peer, not to a connection: when the connection breaks, 
 peer has not acknowledged go out again on the next one. The peer counts the data frames it has
 received and says so in every heartbeat, so an acknowledgement costs nothing per message.
 
-Order: runs leave by earliest deadline, runs of the same millisecond in the order they came.
+Order: runs leave by earliest deadline, runs of the same millisecond and class in the order they came.
+When that makes them late, the most urgent class comes first (`overlay.schedule.Lanes`).
 Neighbouring runs with the same batch header leave as one frame. Bytes handed to a socket are
 first come, first served for good, so an outbox hands over little at a time: nothing while the
 socket is full, and no more than a window of unacknowledged bytes, which grows while the peer
-acknowledges promptly and shrinks when it does not. What waits here can still be overtaken.
+acknowledges promptly and shrinks when it does not. What waits here can still be overtaken. Less
+urgent frames on their way do not count in the window of a frame: the peer processes it before them.
 """
 
 from collections import deque
@@ -32,10 +34,10 @@ from overlay.limits import (
     URGENT_NS,
 )
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
-from overlay.schedule import Calendar
+from overlay.schedule import Calendar, Lanes
 from overlay.trace import Reason
 from overlay.tracer import LinkTrace
-from overlay.urgency import class_least_ns
+from overlay.urgency import LEVELS, class_least_ns, level_of
 
 OVERLOADED_AFTER_NS: Final = 20 * MILLISECOND_NS
 """An outbox that has not run empty for this long takes in more than it gives out."""
@@ -46,6 +48,9 @@ PROMPT_NS: Final = 20 * MILLISECOND_NS
 """A peer that acknowledges within a round trip and this much can take more at a time."""
 SLOW_NS: Final = 30 * MILLISECOND_NS
 """One that needs a round trip and more than this gets less: the rest only queues on the way."""
+
+LEVEL_OF_CLASS: Final = -1
+"""A run waits at the level of its class."""
 
 _OUTBOX_FULL: Final = int(Reason.OUTBOX_FULL)
 _EDGE_GONE: Final = int(Reason.EDGE_GONE)
@@ -82,11 +87,12 @@ class OutboxStatistics:
 
 
 class _Waiting:
-    __slots__ = ("clock_shift_ns", "origin", "run", "ticket", "urgency")
+    __slots__ = ("clock_shift_ns", "level", "origin", "run", "ticket", "urgency")
 
     def __init__(
-        self, urgency: int, origin: int, clock_shift_ns: int, run: Run, ticket: Ticket | None
+        self, level: int, urgency: int, origin: int, clock_shift_ns: int, run: Run, ticket: Ticket | None
     ) -> None:
+        self.level = level
         self.urgency = urgency
         self.origin = origin
         self.clock_shift_ns = clock_shift_ns
@@ -95,10 +101,11 @@ class _Waiting:
 
 
 class _Sent:
-    __slots__ = ("data", "is_received", "sent_ns", "tickets")
+    __slots__ = ("data", "is_received", "level", "sent_ns", "tickets")
 
-    def __init__(self, data: bytes, sent_ns: int, tickets: list[Ticket]) -> None:
+    def __init__(self, data: bytes, level: int, sent_ns: int, tickets: list[Ticket]) -> None:
         self.data = data
+        self.level = level
         self.is_received = False
         """The peer has it, though not all that was sent before it."""
         self.sent_ns = sent_ns
@@ -125,6 +132,7 @@ class Outbox:
         "_messages_sent",
         "_sent",
         "_unacknowledged",
+        "_unacknowledged_by_level",
         "_unacknowledged_bytes",
         "_waiting",
         "_waiting_bytes",
@@ -142,7 +150,7 @@ class Outbox:
         self.trace: LinkTrace | None = None
         """Set at a node that traces messages."""
         self._capacity_bytes = capacity_bytes
-        self._waiting: Calendar[_Waiting] = Calendar()
+        self._waiting: Lanes[_Waiting] = Lanes()
         self._waiting_bytes = 0
         self._waiting_messages = 0
         self._busy_since_ns = 0
@@ -157,6 +165,7 @@ class Outbox:
         # Frames numbered _acknowledged+1 .. _sent, oldest first.
         self._unacknowledged: deque[_Sent] = deque()
         self._unacknowledged_bytes = 0
+        self._unacknowledged_by_level = [0] * LEVELS
         self._sent = 0
         self._acknowledged = 0
         self._messages_sent = 0
@@ -175,8 +184,13 @@ class Outbox:
         run: Run,
         now_ns: int,
         ticket: Ticket | None = None,
+        level: int = LEVEL_OF_CLASS,
     ) -> int:
-        """Queue a run. Returns how many waiting messages had to be dropped to make room."""
+        """Queue a run. Returns how many waiting messages had to be dropped to make room.
+
+        Runs of one publisher must not be given a more urgent `level` while others of it wait. Without a
+        deadline there are no levels: first come, first served.
+        """
         if not self._waiting_messages:
             self._busy_since_ns = now_ns
             self._least_shift_ns.clear()
@@ -186,7 +200,10 @@ class Outbox:
                 self._compare_shift(origin, clock_shift_ns)
             if self._last_later_ns:
                 deadline_ns += self._last_later_ns
-        self._waiting.push(deadline_ns, _Waiting(urgency, origin, clock_shift_ns, run, ticket))
+        if level < 0 or not deadline_ns:
+            level = _level_of(urgency) if deadline_ns else 0
+        waiting = _Waiting(level, urgency, origin, clock_shift_ns, run, ticket)
+        self._waiting.push(level, deadline_ns, waiting)
         self._waiting_bytes += len(run.data)
         self._waiting_messages += run.messages
         if self.load_bytes > self._capacity_bytes:
@@ -199,13 +216,11 @@ class Outbox:
         if not self._is_connected:
             self._is_connected = True
             self._busy_since_ns = now_ns
-        budget_bytes = min(budget_bytes, self._window_bytes - self._unacknowledged_bytes)
-        while (
-            self._waiting_messages
-            and budget_bytes > 0
-            and len(self._unacknowledged) < UNACKNOWLEDGED_FRAMES_MAX
-        ):
-            data = self._take_frame(now_ns)
+        while self._waiting_messages and budget_bytes > 0:
+            lane = self._waiting.choose(now_ns, self._open_levels())
+            if lane is None:
+                break
+            data = self._take_frame(lane, now_ns)
             if data is not None:
                 budget_bytes -= len(data)
                 frames.append(data)
@@ -240,7 +255,7 @@ class Outbox:
             if frame.is_received:
                 continue
             frame.is_received = True
-            self._unacknowledged_bytes -= len(frame.data)
+            self._has_arrived(frame)
             slowest_ns = frame.sent_ns if not slowest_ns else min(slowest_ns, frame.sent_ns)
             tickets.extend(frame.tickets)
             frame.tickets = []
@@ -272,7 +287,7 @@ class Outbox:
         while self._acknowledged < received:
             frame = self._unacknowledged.popleft()
             if not frame.is_received:
-                self._unacknowledged_bytes -= len(frame.data)
+                self._has_arrived(frame)
             self._acknowledged += 1
             if frame.tickets:
                 tickets.extend(frame.tickets)
@@ -365,11 +380,9 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        """The window is not full: more may be sent before the next acknowledgement."""
-        return (
-            self._unacknowledged_bytes < self._window_bytes
-            and len(self._unacknowledged) < UNACKNOWLEDGED_FRAMES_MAX
-        )
+        """The window is not full, or not for something that waits: that may be sent at once."""
+        levels = self._open_levels()
+        return levels == LEVELS or self._waiting.choose(0, levels) is not None
 
     def statistics(self) -> OutboxStatistics:
         """Counts since the outbox was made."""
@@ -391,6 +404,7 @@ class Outbox:
         assert self._unacknowledged_bytes == sum(
             len(frame.data) for frame in self._unacknowledged if not frame.is_received
         )
+        assert self._unacknowledged_bytes == sum(self._unacknowledged_by_level)
         assert self._waiting_bytes == sum(len(item.run.data) for item in self._waiting)
         assert self._waiting_messages == sum(item.run.messages for item in self._waiting)
 
@@ -403,9 +417,22 @@ class Outbox:
         self._last_shift_ns = clock_shift_ns
         self._last_later_ns = clock_shift_ns - least_ns
 
-    def _take_frame(self, now_ns: int) -> bytes | None:
+    def _open_levels(self) -> int:
+        """How many levels have room in the window: each waits for the more urgent ones and for itself."""
+        if len(self._unacknowledged) >= UNACKNOWLEDGED_FRAMES_MAX:
+            return 0
+        if self._unacknowledged_bytes < self._window_bytes:
+            return LEVELS
+        in_the_way = 0
+        for level in range(LEVELS):
+            in_the_way += self._unacknowledged_by_level[level]
+            if in_the_way >= self._window_bytes:
+                return level
+        return LEVELS
+
+    def _take_frame(self, lane: Calendar[_Waiting], now_ns: int) -> bytes | None:
         """The next frame; None if the run that was next has been cancelled."""
-        first = self._waiting.pop()
+        first = self._waiting.pop(lane)
         self._waiting_bytes -= len(first.run.data)
         self._waiting_messages -= first.run.messages
         if first.ticket is not None and first.ticket.cancelled:
@@ -414,10 +441,10 @@ class Outbox:
         tickets: list[Ticket] = [first.ticket] if first.ticket is not None else []
         size = FRAME_OVERHEAD_BYTES + len(first.run.data)
         messages = first.run.messages
-        target_bytes = min(FRAME_TARGET_BYTES, self._window_bytes // 2)
+        target_bytes = min(FRAME_TARGET_BYTES, self._window_bytes // 4)
         if self.is_express and class_least_ns(first.urgency) < URGENT_NS:
             target_bytes = DATAGRAM_FRAME_BYTES
-        while (item := self._waiting.first()) is not None:
+        while (item := lane.first()) is not None:
             if (
                 item.origin != first.origin
                 or item.urgency != first.urgency
@@ -425,7 +452,7 @@ class Outbox:
                 or size + len(item.run.data) > target_bytes
             ):
                 break
-            self._waiting.pop()
+            self._waiting.pop(lane)
             self._waiting_bytes -= len(item.run.data)
             self._waiting_messages -= item.run.messages
             if item.ticket is not None:
@@ -436,8 +463,9 @@ class Outbox:
             size += len(item.run.data)
             messages += item.run.messages
         data = encode_batch(first.urgency, first.origin, first.clock_shift_ns, runs, now_ns)
-        self._unacknowledged.append(_Sent(data, now_ns, tickets))
+        self._unacknowledged.append(_Sent(data, first.level, now_ns, tickets))
         self._unacknowledged_bytes += len(data)
+        self._unacknowledged_by_level[first.level] += len(data)
         self._sent += 1
         self._frames_sent += 1
         self._messages_sent += messages
@@ -450,6 +478,10 @@ class Outbox:
                     self.trace.sent(run, now_ns)
         return data
 
+    def _has_arrived(self, frame: _Sent) -> None:
+        self._unacknowledged_bytes -= len(frame.data)
+        self._unacknowledged_by_level[frame.level] -= len(frame.data)
+
     def _adapt_window(self, taken_ns: int) -> None:
         if taken_ns > SLOW_NS:
             self._window_bytes = max(self._window_bytes // 2, WINDOW_LEAST_BYTES)
@@ -460,7 +492,7 @@ class Outbox:
         """Drop what is due first, and so most likely late, until the outbox is within its capacity."""
         dropped = 0
         while self._waiting_messages and self.load_bytes > self._capacity_bytes:
-            item = self._waiting.pop()
+            item = self._waiting.pop_earliest()
             self._waiting_bytes -= len(item.run.data)
             self._waiting_messages -= item.run.messages
             if item.ticket is not None:
@@ -480,3 +512,8 @@ class Outbox:
         self._acknowledged = self._sent
         self._unacknowledged.clear()
         self._unacknowledged_bytes = 0
+        self._unacknowledged_by_level = [0] * LEVELS
+
+
+def _level_of(urgency: int) -> int:
+    return min(level_of(urgency), LEVELS - 1)

@@ -1,4 +1,4 @@
-"""Earliest deadline first, in time that does not grow with the queue.
+"""Earliest deadline first, in time that does not grow with the queue; by urgency when that is not enough.
 
 A calendar of one-millisecond buckets: jobs of the same millisecond stay in the order they came,
 and a heap holds only the buckets that exist. Pushing and popping cost O(1) per job and
@@ -15,7 +15,9 @@ Job = TypeVar("Job")
 
 BUCKET_SHIFT: Final = 20
 """A bucket spans 2^20 ns, about a millisecond."""
+BUCKET_NS: Final = 1 << BUCKET_SHIFT
 _NO_KEY: Final = -(2**63)
+_ALL_LEVELS: Final = 2**31
 
 
 class Calendar(Generic[Job]):
@@ -90,6 +92,87 @@ class Calendar(Generic[Job]):
         assert all(self._buckets.values())
         assert self._size == sum(map(len, self._buckets.values()))
         assert self._last_key == _NO_KEY or self._buckets.get(self._last_key) is self._last_bucket
+
+
+class Lanes(Generic[Job]):
+    """Jobs by deadline and by level: 0 is the most urgent level.
+
+    As long as all can be done in time, the earliest deadline comes first, whatever its level. Once that one
+    is late, there is more to do than can be done in time, and the earliest deadline first would make all of
+    them late. Then the most urgent level comes first, by deadline within it.
+    """
+
+    __slots__ = ("_lanes", "_levels", "_size")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, Calendar[Job]] = {}
+        self._levels: list[int] = []
+        """Those that have been used, the most urgent first."""
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Job]:
+        """All jobs, by level and deadline."""
+        for level in self._levels:
+            yield from self._lanes[level]
+
+    def push(self, level: int, deadline_ns: int, job: Job) -> None:
+        """Add a job that should be done by `deadline_ns`."""
+        lane = self._lanes.get(level)
+        if lane is None:
+            lane = self._lanes[level] = Calendar()
+            self._levels = sorted(self._lanes)
+        lane.push(deadline_ns, job)
+        self._size += 1
+
+    def choose(self, now_ns: int, levels: int) -> Calendar[Job] | None:
+        """Where the next job is, among this many levels; None if there is none. To be taken by `pop`."""
+        chosen: Calendar[Job] | None = None
+        most_urgent: Calendar[Job] | None = None
+        earliest_ns = 0
+        for level in self._levels:
+            lane = self._lanes[level]
+            if level >= levels or not len(lane):
+                continue
+            due_ns = lane.next_deadline_ns()
+            assert due_ns is not None
+            if most_urgent is None:
+                most_urgent = lane
+            if chosen is None or due_ns < earliest_ns:
+                chosen = lane
+                earliest_ns = due_ns
+        return most_urgent if earliest_ns + BUCKET_NS <= now_ns else chosen
+
+    def pop(self, lane: Calendar[Job]) -> Job:
+        """Take the next job of a lane that was chosen."""
+        self._size -= 1
+        return lane.pop()
+
+    def pop_earliest(self) -> Job:
+        """Take the job that is due first, whatever its level. There must be one."""
+        lane = self.choose(_NO_KEY, _ALL_LEVELS)
+        assert lane is not None
+        return self.pop(lane)
+
+    def next_deadline_ns(self) -> int | None:
+        """The earliest deadline, rounded down to its bucket."""
+        lane = self.choose(_NO_KEY, _ALL_LEVELS)
+        return lane.next_deadline_ns() if lane is not None else None
+
+    def clear(self) -> None:
+        """Forget all jobs."""
+        self._lanes.clear()
+        self._levels = []
+        self._size = 0
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert self._levels == sorted(self._lanes)
+        assert self._size == sum(len(lane) for lane in self._lanes.values())
+        for lane in self._lanes.values():
+            lane.validate()
 
 
 class Unsure:

@@ -19,6 +19,8 @@ NO_DEADLINE_NS: Final = 60 * SECOND_NS
 _CLASS_LIMITS_NS: Final = tuple(
     limit * MILLISECOND_NS for limit in (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 )
+LEVELS: Final = len(_CLASS_LIMITS_NS) + 2
+"""From 0, of frames that do not say, to the least urgent."""
 
 
 def deadline_ns(qos: TopicQos) -> int:
@@ -28,8 +30,13 @@ def deadline_ns(qos: TopicQos) -> int:
 
 def class_least_ns(urgency: int) -> int:
     """The shortest deadline a message of this class can have, almost; 0 for the most urgent."""
-    level = urgency & _LEVEL
+    level = level_of(urgency)
     return _CLASS_LIMITS_NS[min(level, len(_CLASS_LIMITS_NS) + 1) - 2] if level > 1 else 0
+
+
+def level_of(urgency: int) -> int:
+    """How urgent a class is, whatever else it says: 1 is the most urgent."""
+    return urgency & _LEVEL
 
 
 def urgency(qos: TopicQos) -> int:

@@ -32,7 +32,7 @@ CLEAR_AFTER_NS: Final = 5 * SECOND_NS
 """How long a flagged topic must pass, with the margin, before its flag is lowered."""
 CLEAR_MARGIN_PERCENT: Final = 10
 """A flagged topic passes if it would with delays this much longer."""
-CHANGES_PER_CHECK: Final = 200
+CHANGES_PER_CHECK: Final = 20
 """Most flags raised or lowered at a time; the others follow with the next checks."""
 
 _Check = Callable[[TopicQos, Delays], None]

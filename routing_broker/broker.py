@@ -238,11 +238,8 @@ class RoutingBroker:
             if hello.role is Role.EDGE
             else self._router_link(hello.node)
         )
-        received = link.received if link.peer_incarnation == hello.incarnation else 0
         identity = self.hub.identity
-        return link, Welcome(
-            Role.ROUTER, self.id, identity.incarnation, cluster=identity.cluster, received=received
-        )
+        return link, Welcome(Role.ROUTER, self.id, identity.incarnation, cluster=identity.cluster)
 
     def on_welcome(self, link: Link, welcome: Welcome) -> None:
         """A routing broker we dialled answers."""

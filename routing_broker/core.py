@@ -60,10 +60,10 @@ from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
 from overlay.schedule import BUCKET_SHIFT, Unsure
-from overlay.shedding import Hop, crash_losses, shares_of
+from overlay.shedding import crash_losses, keep_every, relieve
 from overlay.trace import Event
 from overlay.tracer import Tracer, reason_named, sampled_offsets, threshold_of
-from overlay.urgency import deadline_ns
+from overlay.urgency import deadline_ns, level_of, urgency
 from routing_broker.backup import BackupBuffer, Kept, to_ranges
 from routing_broker.mode import Mode
 from routing_broker.model import (
@@ -178,10 +178,11 @@ class RouterCore:
         if topic == old:
             return set()
         if old is not None:
-            topic.floor_ns = old.floor_ns
+            topic.floor_ns, topic.floor_level = old.floor_ns, old.floor_level
             if deadline_ns(old.qos) != deadline_ns(qos):
                 # What waits was given the old deadline, and must not be overtaken by what is younger.
                 topic.floor_ns = max(topic.floor_ns, now_ns + deadline_ns(old.qos))
+                topic.floor_level = max(topic.floor_level, level_of(urgency(old.qos)))
                 self._settling.add(topic_id)
         self._topics[topic_id] = topic
         if self._tracer is not None:
@@ -220,7 +221,7 @@ class RouterCore:
                 peers = (self._peers.get(edge) for edge in topic.subscribers)
                 if any(peer is not None and peer.outbox.has_waiting for peer in peers):
                     continue
-                topic.floor_ns = 0
+                topic.floor_ns = topic.floor_level = 0
                 self._forget_routes_of(topic_id)
             self._settling.discard(topic_id)
         return bool(self._settling)
@@ -242,9 +243,6 @@ class RouterCore:
                 self._unrouted[topic_id] = kept
             else:
                 del self._unrouted[topic_id]
-        for peer in self._peers.values():
-            if not peer.outbox.is_overloaded(now_ns):
-                peer.shedder.calm()
 
     # Data
 
@@ -448,15 +446,21 @@ class RouterCore:
             copy = Copy(header, run, len(route.peers), route.backup, born_here_ns + route.replicate_ns)
             self._undispatched[copy] = None
             self._replicate(copy, touched, now_ns)
-        may_shed = None if route.shares is None else route.shares[Hop.ROUTER]
         for peer in route.peers:
-            sent = peer.shedder.relieve(peer.outbox, run, may_shed, self._dropped, now_ns)
+            sent = relieve(peer.outbox, run, route.keep_every, self._dropped, now_ns)
             if sent is None:
                 if copy is not None:
                     self.acknowledged((copy,))
                 continue
             dropped = peer.outbox.append(
-                deadline, header.urgency, header.origin, header.clock_shift_ns, sent, now_ns, copy
+                deadline,
+                header.urgency,
+                header.origin,
+                header.clock_shift_ns,
+                sent,
+                now_ns,
+                copy,
+                route.level,
             )
             if dropped:
                 self._dropped[DropReason.OUTBOX_FULL] += dropped
@@ -551,17 +555,17 @@ class RouterCore:
             return None
         qos = topic.qos
         relative_ns = deadline_ns(qos)
-        shares = shares_of(qos, self._delays)
+        every = keep_every(qos, self._delays)
         replicate_ns = self._replicate_within_ns(qos) if topic.backup is not None else 0
         alone = topic_id if topic.floor_ns else None  # no other topic has to wait with it
-        key = (edges, relative_ns, shares, topic.backup, topic.replicates, topic.primary, replicate_ns, alone)
+        key = (edges, relative_ns, every, topic.backup, topic.replicates, topic.primary, replicate_ns, alone)
         route = self._routes.get(key)
         if route is None:
             peers = tuple(self.peer(edge, topic.subscribers[edge]) for edge in edges)
             unsure = self._unsure.setdefault(relative_ns, Unsure())
             if topic.floor_ns:
                 unsure = Unsure(unsure.until_ns)
-            route = Route(peers, relative_ns, shares, topic, replicate_ns, unsure)
+            route = Route(peers, relative_ns, every, topic, replicate_ns, unsure)
             if len(self._routes) >= _SHARED_ROUTES_MAX:
                 self._routes.clear()
             self._routes[key] = route

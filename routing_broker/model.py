@@ -9,7 +9,7 @@ from overlay.batch import BatchHeader, Run
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
 from overlay.schedule import Unsure
-from overlay.shedding import Shares, Shedder
+from overlay.urgency import level_of, urgency
 
 
 class DropReason(StrEnum):
@@ -30,13 +30,12 @@ class DropReason(StrEnum):
 class Peer:
     """A broker, connected or not, with its outbox."""
 
-    __slots__ = ("lan", "name", "outbox", "routes", "shedder")
+    __slots__ = ("lan", "name", "outbox", "routes")
 
     def __init__(self, name: str, lan: str, outbox: Outbox) -> None:
         self.name = name
         self.lan = lan
         self.outbox = outbox
-        self.shedder = Shedder()
         self.routes: dict[int, Route] = {}
         """Where messages from this peer go, by topic id; filled on demand."""
 
@@ -58,6 +57,8 @@ class Topic:
     """The topic's primary, if it is another routing broker: its copies come before what edges send us."""
     floor_ns: int = field(default=0, compare=False)
     """No message may be due before: older ones wait that were given a later deadline; 0 if none do."""
+    floor_level: int = field(default=0, compare=False)
+    """The level of those."""
 
 
 class Route:
@@ -66,11 +67,12 @@ class Route:
     __slots__ = (
         "backup",
         "deadline_ns",
+        "keep_every",
+        "level",
         "peers",
         "primary",
         "replicate_ns",
         "replicates",
-        "shares",
         "unsure",
     )
 
@@ -78,15 +80,17 @@ class Route:
         self,
         peers: tuple[Peer, ...],
         deadline_ns: int,
-        shares: Shares,
+        keep_every: int | None,
         topic: Topic,
         replicate_ns: int,
         unsure: Unsure,
     ) -> None:
         self.peers = peers
         self.deadline_ns = deadline_ns
-        self.shares = shares
-        """Messages in a row that each hop may give up; None: any number."""
+        self.keep_every = keep_every
+        """One message of so many must pass an overloaded peer; None: none must."""
+        self.level = max(level_of(urgency(topic.qos)), topic.floor_level)
+        """Where its messages wait; less urgent while older ones wait that were."""
         self.backup = topic.backup
         self.primary = topic.primary
         self.replicates = topic.replicates

@@ -14,7 +14,6 @@ what waits stays in the outbox where order can change.
 
 import asyncio
 import logging
-import os
 import socket
 from dataclasses import replace
 from enum import Enum, auto
@@ -30,7 +29,9 @@ from overlay.limits import (
     DRIFT_MAX_PPM,
     HANDSHAKE_FRAME_MAX_BYTES,
     HANDSHAKE_TIMEOUT_NS,
-    MILLISECOND_NS,
+    INBOX_BROKER_BYTES,
+    INBOX_CLIENT_BYTES,
+    READ_AT_ONCE_BYTES,
     SECOND_NS,
     UNREAD_MAX_BYTES,
     URGENT_NS,
@@ -38,9 +39,11 @@ from overlay.limits import (
 )
 from overlay.liveness import Liveness
 from overlay.locator import Locator
-from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Welcome
+from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Role, Welcome
 from overlay.urgency import UNORDERED, class_least_ns
 from runtime.datagrams import Channel, Seal
+from runtime.inbox import rank_of
+from runtime.kernel import host_answers, read_rest
 from runtime.link import Link
 from runtime.tls import CertificateName, TlsChannel, speaks_tls
 
@@ -51,10 +54,7 @@ log = logging.getLogger("isthmus.connection")
 
 _LINGER_S: Final = 1.0
 """How long a closing connection may take to hand its last bytes to the kernel."""
-_READ_REST_BYTES: Final = 256 * 1024
 _NOT_SENT_LOW_WATER_BYTES: Final = 32 * 1024
-_ACKNOWLEDGEMENTS: Final = Struct("=24xI28xI")
-"""Of Linux's tcp_info: segments the peer's kernel has not acknowledged, milliseconds since it last did."""
 NUMBER: Final = Struct("<Q")
 
 
@@ -92,6 +92,15 @@ class Connection(asyncio.Protocol):
         self._writable = True
         self._flush_scheduled = False
         self._reading_paused = False
+        self._inbox_full = False
+        self._defers = False
+        """What it brings may wait in the inbox."""
+        self._waiting_frames = 0
+        self._waiting_bytes = 0
+        self._waiting_most_bytes = INBOX_BROKER_BYTES
+        self._waiting_rank = 0
+        self._arrived = 0
+        """The number of the last data frame that came by this connection without saying its own."""
         self._unacknowledged_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._close_reason = CloseReason.LOST
@@ -136,9 +145,10 @@ class Connection(asyncio.Protocol):
                 if not frames:
                     return
                 self._handle_handshake(*frames[0])
+            at_once = not self._defers or (len(data) <= READ_AT_ONCE_BYTES and self.hub.inbox.is_empty)
             while self._state is State.OPEN and (taken := self._reader.take_frames()):
                 for kind, body in taken:
-                    self._handle_frame(kind, body)
+                    self._handle_frame(kind, body, at_once)
                     if not self.is_open:
                         return
         except ProtocolError as error:
@@ -158,6 +168,7 @@ class Connection(asyncio.Protocol):
         if exc is not None and self._close_reason is CloseReason.LOST:
             self._close_detail = str(exc) or type(exc).__name__
             self._read_rest()
+        self._take_all_waiting()
         self._finish()
         if self._timer is not None:
             self._timer.cancel()
@@ -191,13 +202,41 @@ class Connection(asyncio.Protocol):
         if frame is not None and self._state is State.OPEN:
             self._write(_numbered(number, frame))
 
-    def take_numbered(self, number: int, body: bytes) -> None:
-        """A data frame has come, by whichever way; what has come before is passed over."""
-        assert self.link is not None
-        if self._state is State.OPEN and self.link.numbers.take(number):
-            if len(body) >= BATCH_HEADER_BYTES and class_least_ns(body[0]) < URGENT_NS:
-                body = bytes([body[0] | UNORDERED]) + body[1:]
-            self._take_data(self.link, body)
+    def take_numbered(self, number: int, body: bytes, *, has_waited: bool = False) -> None:
+        """Process a data frame, by whichever way it came; what has come before is passed over.
+
+        Those that may have overtaken others on the way say so from now on. In the inbox frames are only
+        overtaken by those of other classes, and so of other topics.
+        """
+        link = self.link
+        assert link is not None
+        if self._state is not State.OPEN:
+            return
+        express = self.channel.express if self.channel is not None else None
+        overtakes = number != link.received + 1 and not has_waited
+        if not link.numbers.take(number):
+            return
+        if (
+            (overtakes or (express is not None and (express.is_worth_it or express.frames_received)))
+            and len(body) >= BATCH_HEADER_BYTES
+            and class_least_ns(body[0]) < URGENT_NS
+        ):
+            body = bytes([body[0] | UNORDERED]) + body[1:]
+        self._take_data(link, body)
+
+    def take_waiting(self, number: int, body: bytes) -> None:
+        """Process a data frame that has waited in the inbox."""
+        self._waiting_frames -= 1
+        self._waiting_bytes -= len(body)
+        if self.liveness is not None:
+            self.liveness.heard()  # what it has sent since may be unread
+        try:
+            self.take_numbered(number, body, has_waited=True)
+        except ProtocolError as error:
+            self.close(error.reason, error.detail)
+        if self._inbox_full and self._waiting_bytes <= self._waiting_most_bytes // 2:
+            self._inbox_full = False
+            self._choose_reading()
 
     def heard(self) -> None:
         """A datagram has come: the peer is alive."""
@@ -218,6 +257,7 @@ class Connection(asyncio.Protocol):
 
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """End the connection, telling the peer why."""
+        self._take_all_waiting()
         if self._state is State.CLOSED:
             return
         self._close_reason = reason
@@ -232,6 +272,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self, reason: CloseReason, detail: str) -> None:
         """End the connection at once: the peer is not listening any more."""
+        self._take_all_waiting()
         if self._state is State.CLOSED:
             return
         self._close_reason = reason
@@ -242,16 +283,32 @@ class Connection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Let the peer's bytes pile up at the peer: backpressure."""
-        if not self._reading_paused and self._transport is not None and self._state is State.OPEN:
+        if not self._reading_paused and self._state is State.OPEN:
             self._reading_paused = True
-            self._transport.pause_reading()
+            self._choose_reading()
 
     def resume_reading(self) -> None:
         """Take the peer's bytes again."""
-        if self._reading_paused and self._transport is not None and self._state is State.OPEN:
+        if self._reading_paused and self._state is State.OPEN:
             self._reading_paused = False
             if self.liveness is not None:
                 self.liveness.heard()
+            self._choose_reading()
+
+    def _take_all_waiting(self) -> None:
+        """Process what waits in the inbox; that may end the connection.
+
+        Not while a frame is being processed: what waits then is not acknowledged and comes again.
+        """
+        if self._waiting_frames and not self.hub.inbox.is_processing:
+            self.hub.inbox.drain(self)
+
+    def _choose_reading(self) -> None:
+        if self._transport is None or self._state is not State.OPEN:
+            return
+        if self._reading_paused or self._inbox_full:
+            self._transport.pause_reading()
+        else:
             self._transport.resume_reading()
 
     def tick(self, now_ns: int, tick_ns: int) -> None:
@@ -262,7 +319,7 @@ class Connection(asyncio.Protocol):
         self._tick_datagrams(now_ns)
         if self._unacknowledged_bytes or liveness.is_due(now_ns, tick_ns):
             self._send_heartbeat(now_ns)
-        if self._reading_paused:
+        if self._reading_paused or self._inbox_full:
             liveness.heard()
         elif liveness.tick(now_ns, tick_ns) and (liveness.is_frozen or not self._host_answers(liveness)):
             self.abort(CloseReason.SILENT, f"nothing heard for {liveness.silent_ns / 1e6:.0f} ms")
@@ -354,6 +411,9 @@ class Connection(asyncio.Protocol):
             link.check_resume(message.incarnation, received)
             self._replace_connection_of(link)
             self.link = link
+            # What the connection before this one had brought counts by now.
+            goes_on = message.incarnation == link.peer_incarnation
+            welcome = replace(welcome, received=link.received if goes_on else 0)
             link.attach(self, message.incarnation, received, drift_ppm)
             self._write(encode(self._with_datagrams(link, message, welcome)))
             self._open(message.heartbeat_ns)
@@ -403,6 +463,14 @@ class Connection(asyncio.Protocol):
         self._timer.cancel()
         self._state = State.OPEN
         self._reader.open_up()
+        self._arrived = self.link.received
+        # Copies for a backup are named by their number, and a client's own work is not ours to delay.
+        self._defers = self.hub.identity.role is not Role.CLIENT and {
+            self.hub.identity.role,
+            self.link.role,
+        } != {Role.ROUTER}
+        if self.link.role is Role.CLIENT:
+            self._waiting_most_bytes = INBOX_CLIENT_BYTES
         now_ns = self.hub.clock()
         self.liveness = Liveness(heartbeat_ns, self.hub.silence_floor_ns_for(heartbeat_ns), now_ns)
         self._send_heartbeat(now_ns)
@@ -417,16 +485,20 @@ class Connection(asyncio.Protocol):
 
     # Open
 
-    def _handle_frame(self, kind: int, body: bytes) -> None:
+    def _handle_frame(self, kind: int, body: bytes, at_once: bool) -> None:
         link = self.link
         assert link is not None
-        if kind == FrameKind.DATA:
-            link.numbers.received += 1
-            self._take_data(link, body)
-        elif kind == FrameKind.NUMBERED:
-            if self.channel is None or len(body) < NUMBER.size:
+        if kind in (FrameKind.DATA, FrameKind.NUMBERED):
+            if kind == FrameKind.DATA:
+                self._arrived = number = self._arrived + 1
+            elif self.channel is None or len(body) < NUMBER.size:
                 raise ProtocolError(CloseReason.UNEXPECTED_FRAME, "a numbered frame without datagrams")
-            self.take_numbered(NUMBER.unpack_from(body)[0], body[NUMBER.size :])
+            else:
+                number, body = NUMBER.unpack_from(body)[0], body[NUMBER.size :]
+            if at_once:
+                self.take_numbered(number, body)
+            else:
+                self._let_wait(link, number, body)
         elif kind == FrameKind.HEARTBEAT:
             heartbeat = decode_heartbeat(body)
             assert self.liveness is not None
@@ -438,12 +510,28 @@ class Connection(asyncio.Protocol):
                 self.flush_soon()
         else:
             message = decode(kind, body)
+            self._take_all_waiting()  # it may be about what was sent before it
+            if not self.is_open:
+                return
             if isinstance(message, Close):
                 self._peer_closed(message)
             elif isinstance(message, Hello | Welcome):
                 raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} twice")
             else:
                 self.hub.handler.on_control(link, message)
+
+    def _let_wait(self, link: Link, number: int, body: bytes) -> None:
+        rank = rank_of(body)
+        if link.role is Role.CLIENT and self._waiting_frames:
+            # A client's frames stay in order, also where its topics become more or less urgent.
+            rank = max(rank, self._waiting_rank)
+        self._waiting_rank = rank
+        self._waiting_frames += 1
+        self._waiting_bytes += len(body)
+        self.hub.inbox.push(self, rank, number, body)
+        if self._waiting_bytes > self._waiting_most_bytes and not self._inbox_full:
+            self._inbox_full = True
+            self._choose_reading()
 
     def _take_data(self, link: Link, body: bytes) -> None:
         now_ns = self.hub.clock()
@@ -486,19 +574,8 @@ class Connection(asyncio.Protocol):
             self.hub.loop.call_soon(self.abort, CloseReason.TOO_SLOW, detail)
 
     def _host_answers(self, liveness: Liveness) -> bool:
-        """The peer's kernel acknowledges our heartbeats, so the peer lives and only gets no time to run.
-
-        Behind a proxy it is the proxy's kernel that answers. That still counts: the proxy would pass on
-        the end of the peer, and taking a starved peer for dead costs more than noticing a dead path late.
-        """
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if sock is None or not hasattr(socket, "TCP_INFO"):
-            return False
-        unacknowledged, last_ms = _ACKNOWLEDGEMENTS.unpack(
-            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGEMENTS.size)
-        )
-        # Where nothing is on its way, because we got no time to send, no acknowledgement is due.
-        return not unacknowledged or last_ms * MILLISECOND_NS <= liveness.silence_limit_ns
+        return sock is not None and host_answers(sock, liveness.silence_limit_ns)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -527,19 +604,9 @@ class Connection(asyncio.Protocol):
     # The end
 
     def _read_rest(self) -> None:
-        """Take what the peer had sent before it died.
-
-        asyncio gives up on a connection when a write fails, although bytes may still wait to be read:
-        messages that a killed broker had dispatched, perhaps the only copies there are.
-        """
+        """Take what the peer had sent before it died."""
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        while sock is not None and self._state is State.OPEN:
-            try:
-                data = os.read(sock.fileno(), _READ_REST_BYTES)
-            except OSError:  # nothing more; the error itself is known already
-                return
-            if not data:
-                return
+        while sock is not None and self._state is State.OPEN and (data := read_rest(sock)):
             self.data_received(data)
 
     def _peer_closed(self, message: Close) -> None:

@@ -241,11 +241,12 @@ class Channel:
                 link.delays.add(round_trip_ns // 2)
         outbox = link.outbox
         outbox.is_express = self.express.is_worth_it
-        smoothed_ns = self.express.round_trip_ns
+        # Not the usual round trip: that of a peer which is behind with its work holds its queue.
+        way_ns = self.express.least_round_trip_ns
         if report.received >= outbox.next_unacknowledged:
-            link.acknowledged(outbox.acknowledge(report.received, now_ns, smoothed_ns))
+            link.acknowledged(outbox.acknowledge(report.received, now_ns, way_ns))
         if report.ahead:
-            link.acknowledged(outbox.acknowledge_ahead(report.numbers(), now_ns, smoothed_ns))
+            link.acknowledged(outbox.acknowledge_ahead(report.numbers(), now_ns, way_ns))
         self._send_again(*self.express.reported(report, now_ns))
         if outbox.has_waiting:
             self._connection.flush_soon()

@@ -35,6 +35,7 @@ from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welc
 from runtime.connection import Connection
 from runtime.datagrams import DatagramPort
 from runtime.host import Clock
+from runtime.inbox import Inbox
 from runtime.link import Link, Principal
 from runtime.tls import CertificateName, Tls
 
@@ -138,6 +139,7 @@ class Hub:
         self.pace = pace or Pace()
         self.clock = clock
         self.loop = asyncio.get_running_loop()
+        self.inbox = Inbox(self.loop, clock)
         self.randomness = randomness or random.Random(identity.incarnation)
         self.closes: Counter[CloseReason] = Counter()
         """Connections that ended, by reason."""

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import overload
 from overlay.bounds import check_admission
-from overlay.shedding import shares_of
+from overlay.shedding import keep_every
 from runtime.config import RouterConfig
 
 DELAYS = RouterConfig().delays
@@ -13,9 +13,9 @@ DELAYS = RouterConfig().delays
 def test_every_category_is_admitted_and_tolerant_ones_may_be_shed_at_the_routing_broker() -> None:
     for category in overload.CATEGORIES:
         check_admission(category.qos, DELAYS)
-        shares = shares_of(category.qos, DELAYS)
-        assert (shares is None) == (category.name == "best effort")
-        assert shares is None or bool(shares[0]) != category.is_urgent
+        every = keep_every(category.qos, DELAYS)
+        assert (every is None) == (category.name == "best effort")
+        assert every is None or (every > 1) != category.is_urgent
         assert category.qos.period_ms in (None, 1_000 / category.rate_per_s)
 
 

@@ -23,7 +23,7 @@ from overlay.limits import MILLISECOND_NS
 from overlay.messages import EndpointKind, Message
 from overlay.outbox import Outbox
 from overlay.qos import BEST_EFFORT, TopicQos
-from overlay.shedding import shares_of
+from overlay.shedding import keep_every
 from routing_broker.core import RouterCore
 from routing_broker.mode import Mode
 from tests.wires import Wire, body_of
@@ -280,9 +280,9 @@ def test_the_kinds_are_what_they_are_called() -> None:
     for name, kind in KINDS.items():
         check_admission(kind.qos, DELAYS)
         assert needs_replication(kind.qos, DELAYS) == ("copied" in name)
-    assert shares_of(KINDS["tolerant"].qos, DELAYS) == (1, 1, 0)
-    assert shares_of(KINDS["very tolerant"].qos, DELAYS) == (3, 3, 3)
-    assert shares_of(KINDS["tolerant, copied"].qos, DELAYS) == (0, 0, 0)
+    assert keep_every(KINDS["tolerant"].qos, DELAYS) == 2
+    assert keep_every(KINDS["very tolerant"].qos, DELAYS) == 7
+    assert keep_every(KINDS["tolerant, copied"].qos, DELAYS) == 1
 
 
 def _within_tolerance(world: World) -> bool:

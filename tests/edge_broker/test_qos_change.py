@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.batch import decode_messages
-from overlay.limits import MILLISECOND_NS
+from overlay.limits import MILLISECOND_NS, RESUME_NS
 from overlay.outbox import Outbox
 from overlay.qos import BEST_EFFORT, TopicQos
+from overlay.urgency import UNORDERED
 from tests.edge_broker.lan import PUB, RELIABLE, REMOTE, RETENTION, Lan, sequences_in
 from tests.wires import Wire, drain
 
@@ -54,6 +55,11 @@ def test_once_nothing_waits_the_new_deadline_counts_and_other_topics_never_wait_
     assert other.forward.unsure.until_ns == 0
     lan.sent_to("r1")
     assert not lan.core.settle()
+    assert lan.topic.forward.unsure is other.forward.unsure
+    # A hop that is behind with its work may let these overtake earlier ones, which were less urgent.
+    assert lan.topic.forward.urgency == other.forward.urgency | UNORDERED
+    lan.now_ns += RESUME_NS
+    lan.core.expire(lan.now_ns)
     assert lan.topic.forward is other.forward, "routes are shared again"
 
 

@@ -61,6 +61,11 @@ class Waiting(NamedTuple):
     numbers: list[int]
     ticket: Ticket | None
     data_bytes: int
+    urgency: int = 0
+
+    @property
+    def level(self) -> int:
+        return self.urgency if self.deadline_ns else 0
 
     @property
     def is_cancelled(self) -> bool:
@@ -69,24 +74,41 @@ class Waiting(NamedTuple):
 
 @dataclass
 class Queue:
-    """The model of what waits: a plain list that is sorted again and again."""
+    """The model of what waits: a plain list, by level and deadline, that is sorted again and again."""
 
     runs: list[Waiting] = field(default_factory=list)
 
     def push(self, run: Waiting) -> None:
         self.runs.append(run)
-        self.runs.sort(key=lambda each: each.deadline_ns)  # stable: ties stay in order
+        self.runs.sort(key=lambda each: (each.level, each.deadline_ns))  # stable: ties stay in order
 
-    def pop_sent(self, numbers: list[int], waiting_messages: int) -> list[Waiting]:
+    def earliest(self) -> Waiting:
+        """What is due first; of the same millisecond, the most urgent."""
+        return min(self.runs, key=lambda each: (each.deadline_ns >> BUCKET_SHIFT, each.level))
+
+    def _next(self, below: int, now_ns: int) -> Waiting | None:
+        """What should leave next, if only levels below this one have room in the window."""
+        runs = [run for run in self.runs if run.level < below]
+        if not runs:
+            return None
+        earliest = min(runs, key=lambda each: (each.deadline_ns >> BUCKET_SHIFT, each.level))
+        is_late = (earliest.deadline_ns >> BUCKET_SHIFT) + 1 << BUCKET_SHIFT <= now_ns
+        return runs[0] if is_late else earliest
+
+    def pop_sent(self, numbers: list[int], waiting_messages: int, now_ns: int = 0) -> list[Waiting]:
         """These numbers have left and that many still wait; returns the runs that are gone.
 
-        Whole runs leave from the front. A cancelled one vanishes when it is met, at the latest
+        Whole runs leave from the front of a level. A cancelled one vanishes when it is met, at the latest
         when something behind it leaves.
         """
         gone = []
         left = list(numbers)
         while left or self.messages() > waiting_messages:
-            first = self.runs.pop(0)
+            may_be_next = [run for below in (2, 1) if (run := self._next(below, now_ns)) is not None]
+            first = next(
+                run for run in may_be_next if run.is_cancelled or run.numbers == left[: len(run.numbers)]
+            )
+            self.runs.remove(first)
             gone.append(first)
             if not first.is_cancelled:
                 assert left[: len(first.numbers)] == first.numbers

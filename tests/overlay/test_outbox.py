@@ -79,7 +79,7 @@ class OutboxMachine(RuleBasedStateMachine):
             self.tickets.add(ticket)
         assert self.outbox.append(deadline_ns, *header, run, self.now_ns, ticket) == 0
         numbers = list(range(first, self.numbered.last + 1))
-        self.waiting.push(Waiting(deadline_ns, numbers, ticket, len(run.data)))
+        self.waiting.push(Waiting(deadline_ns, numbers, ticket, len(run.data), header[0]))
 
     @rule(data=st.data())
     def cancel_something_that_waits(self, data: st.DataObject) -> None:
@@ -97,7 +97,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def _left(self, bodies: list[bytes]) -> None:
         numbers = [number for body in bodies for number in numbers_of(body)]
         self.sent += numbers
-        for run in self.waiting.pop_sent(numbers, self.outbox.statistics().waiting_messages):
+        for run in self.waiting.pop_sent(numbers, self.outbox.statistics().waiting_messages, self.now_ns):
             if run.ticket is not None and run.is_cancelled:
                 self.tickets.discard(run.ticket)  # it has gone silently
             elif run.ticket is not None:
@@ -203,7 +203,7 @@ class OutboxMachine(RuleBasedStateMachine):
         assert statistics.waiting_messages == self.waiting.messages()
         assert statistics.waiting_bytes == sum(run.data_bytes for run in self.waiting.runs)
         assert statistics.unacknowledged_bytes < WINDOW_MOST_BYTES + 4 * FRAME_TARGET_BYTES
-        first = self.waiting.runs[0].deadline_ns if self.waiting.runs else None
+        first = self.waiting.earliest().deadline_ns if self.waiting.runs else None
         assert self.outbox.next_deadline_ns == first
 
     @invariant()
@@ -262,16 +262,17 @@ def test_beyond_capacity_what_is_due_first_falls_off_and_is_counted(
                 number for body in bodies_of(outbox.take_frames(PLENTY, NOW)) for number in numbers_of(body)
             ]
             sent_messages += len(numbers)
-            waiting.pop_sent(numbers, outbox.statistics().waiting_messages)
+            waiting.pop_sent(numbers, outbox.statistics().waiting_messages, NOW)
         first = numbered.last + 1
         run = numbered.run(header, sizes)
         ticket = Ticket()
         numbers = list(range(first, numbered.last + 1))
-        waiting.push(Waiting(deadline_ns, numbers, ticket, len(run.data)))
+        waiting.push(Waiting(deadline_ns, numbers, ticket, len(run.data), header[0]))
         load_bytes = outbox.statistics().unacknowledged_bytes
         over = 0
         while waiting.runs and load_bytes + waiting.memory_bytes() > capacity_bytes:
-            gone = waiting.runs.pop(0)
+            gone = waiting.earliest()
+            waiting.runs.remove(gone)
             assert gone.ticket is not None
             if not gone.is_cancelled:
                 lost.append(gone.ticket)

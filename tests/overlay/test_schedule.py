@@ -1,9 +1,9 @@
-"""The calendar against a plain sort."""
+"""The calendar against a plain sort, and lanes against their rule."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.schedule import BUCKET_SHIFT, Calendar
+from overlay.schedule import BUCKET_NS, BUCKET_SHIFT, Calendar, Lanes
 
 pushes = st.integers(0, 40).map(lambda bucket: ("push", bucket << BUCKET_SHIFT))
 steps = st.lists(st.one_of(pushes, st.just(("pop", 0))), max_size=200)
@@ -54,3 +54,60 @@ def test_a_push_and_pop_cost_the_same_however_many_jobs_wait():
     for number in range(100_000):
         calendar.push((number % 50) << BUCKET_SHIFT, number)
     assert len(calendar._keys) == 50
+
+
+def _take(lanes, now_ns, levels=9):
+    lane = lanes.choose(now_ns, levels)
+    return None if lane is None else lanes.pop(lane)
+
+
+def _lanes(*pushes):
+    lanes = Lanes()
+    for level, deadline, job in pushes:
+        lanes.push(level, deadline * BUCKET_NS, job)
+        lanes.validate()
+    return lanes
+
+
+def test_in_time_the_earliest_deadline_comes_first_whatever_its_level():
+    lanes = _lanes((3, 10, "bulk"), (1, 12, "urgent"), (3, 14, "later bulk"))
+    assert [_take(lanes, 0) for _ in range(4)] == ["bulk", "urgent", "later bulk", None]
+
+
+def test_once_something_is_late_the_most_urgent_level_comes_first_in_its_own_order():
+    lanes = _lanes((3, 10, "bulk"), (1, 40, "urgent"), (1, 30, "more urgent"), (2, 5, "state"))
+    assert _take(lanes, 5 * BUCKET_NS) == "state", "the millisecond it is due in is not over"
+    assert [_take(lanes, 11 * BUCKET_NS) for _ in range(3)] == ["more urgent", "urgent", "bulk"]
+    assert len(lanes) == 0
+
+
+def test_only_levels_that_are_open_are_chosen_from():
+    lanes = _lanes((3, 10, "bulk"), (1, 40, "urgent"))
+    assert _take(lanes, 0, levels=3) == "urgent"
+    assert _take(lanes, 0, levels=3) is None
+    assert _take(lanes, 0, levels=4) == "bulk"
+
+
+def test_what_is_due_first_can_be_taken_however_late_and_however_urgent():
+    lanes = _lanes((3, 10, "bulk"), (1, 40, "urgent"))
+    assert lanes.next_deadline_ns() == 10 * BUCKET_NS
+    assert [lanes.pop_earliest(), lanes.pop_earliest()] == ["bulk", "urgent"]
+    assert lanes.next_deadline_ns() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.booleans()), max_size=80))
+def test_within_a_level_jobs_keep_their_order_whatever_the_time(steps):
+    lanes = Lanes()
+    expected = {level: [] for level in range(4)}
+    for number, (level, deadline, takes) in enumerate(steps):
+        if takes:
+            job = _take(lanes, 10 * BUCKET_NS)
+            if job is not None:
+                first = min(expected[job[0]])
+                assert job == (job[0], first[1])
+                expected[job[0]].remove(first)
+        else:
+            lanes.push(level, deadline * BUCKET_NS, (level, number))
+            expected[level].append((deadline, number))
+        lanes.validate()
+        assert len(lanes) == len(list(lanes)) == sum(map(len, expected.values()))
