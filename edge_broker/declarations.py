@@ -395,6 +395,9 @@ class Declarations:
         known = self._known.get(view.record.name)
         if known is None:
             return
+        if known.view is None and known.topic.mixed_until_ns:
+            # Who is missing from our first view may be about to register again.
+            self._broker.core.resuming.publisher_here(known.topic, self._broker.hub.clock())
         known.view = view
         known.declared = view.record.qos
         known.subscribers.update(
