@@ -4,6 +4,9 @@ The new edge sends what comes from now on, and again what the subscriber has mis
 lives, the rest of what it has. So for a while messages may come before their predecessors. Those wait:
 until the gap is closed, as long as the topic's deadline allows, or, if more are missing than the topic may
 lose, until all that is sent again should have come. Then what is missing is lost.
+
+The new edge may have to ask ZooKeeper for the topic before it can have anything sent again, and that may take
+any time. So it is waited for from when the edge serves the subscription, not from when it was reached.
 """
 
 from collections.abc import Iterator
@@ -37,21 +40,28 @@ class Arrived(NamedTuple):
 class Resumption:
     """The messages of one subscription that wait for their predecessors."""
 
-    __slots__ = ("_held", "_number", "_until_ns")
+    __slots__ = ("_held", "_is_served", "_number", "_until_ns")
 
     def __init__(self) -> None:
         self._held: dict[int, dict[int, Arrived]] = {}
         """By publisher and sequence."""
         self._number = 0
+        self._is_served = False
         self._until_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """The edge has changed: for a while messages may come out of order."""
+        """The edge changes: until a while after `served` messages may come out of order."""
+        self._is_served = False
+        self._until_ns = now_ns + RESUME_NS
+
+    def served(self, now_ns: int) -> None:
+        """The new edge has the subscription."""
+        self._is_served = True
         self._until_ns = now_ns + RESUME_NS
 
     def is_over(self, now_ns: int) -> bool:
         """Messages come in order, and none waits."""
-        return now_ns >= self._until_ns and not self._held
+        return self._is_served and now_ns >= self._until_ns and not self._held
 
     @property
     def due_ns(self) -> int | None:
@@ -64,7 +74,8 @@ class Resumption:
         held = self._held.get(publisher)
         missing = sequence - history.highest - 1
         # Whoever is heard for the first time starts with whatever comes first.
-        waits = history.highest > 0 and missing > 0 and (held is not None or arrived.now_ns < self._until_ns)
+        mixed = not self._is_served or arrived.now_ns < self._until_ns
+        waits = history.highest > 0 and missing > 0 and (held is not None or mixed)
         if not waits or qos.loss_tolerance is None:
             yield arrived
             yield from self._successors(publisher, history)
@@ -72,7 +83,7 @@ class Resumption:
         if held is None:
             held = self._held[publisher] = {}
         if sequence not in held:
-            until_ns = self._until_ns
+            until_ns = self._until_ns if self._is_served else arrived.now_ns + RESUME_NS
             if missing <= qos.loss_tolerance:
                 deadline_ns = qos.deadline_ns or _HOLD_MOST_NS
                 until_ns = min(until_ns, arrived.now_ns + min(deadline_ns, _HOLD_MOST_NS))

@@ -16,7 +16,7 @@ from clients.errors import ClosedError
 from clients.resuming import Arrived, Resumption
 from overlay.history import History, Verdict
 from overlay.limits import MILLISECOND_NS, RESUME_PUBLISHERS_MAX, SECOND_NS
-from overlay.messages import Declare, EndpointKind, Message
+from overlay.messages import Declare, Declared, EndpointKind, Message
 from overlay.qos import SubscriptionQos, TopicQos
 
 if TYPE_CHECKING:
@@ -231,6 +231,12 @@ class Subscription(Endpoint):
         if self._resumption is None:
             self._resumption = Resumption()
         self._resumption.begin(self._client.clock())
+
+    def set_declared(self, message: Declared) -> None:
+        """The edge broker knows this subscription; a new one now has sent again what was missed."""
+        super().set_declared(message)
+        if self._resumption is not None:
+            self._resumption.served(self._client.clock())
 
     def _deliver_in_order(self, resumption: Resumption, arrived: Arrived) -> None:
         history = self._history(arrived.message.publisher)

@@ -140,6 +140,7 @@ class Session:
         self._began_ns = 0
         self._timeout_s = session_timeout_s
         self._lease_sent_ns: int | None = None
+        self._connected_ns = 0
         self._client: Client | None = None
         self._connected = asyncio.Event()
         self._window = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)
@@ -269,6 +270,11 @@ class Session:
         return self._lease_sent_ns + int(LEASE_SHARE * self._timeout_s * SECOND_NS)
 
     @property
+    def answering_ns(self) -> tuple[int, int]:
+        """Since when and until when the server is known to have answered without a break."""
+        return self._connected_ns, max(self._connected_ns, self._lease_sent_ns or 0)
+
+    @property
     def watch_count(self) -> int:
         """Watches the server holds for us."""
         return len(self._watches)
@@ -322,6 +328,7 @@ class Session:
                     self._began_ns = self._clock()
                     self._lease_sent_ns = None
                 self._timeout_s = timeout_s
+                self._connected_ns = self._clock()
                 self._enter(SessionState.CONNECTED)
             case ClientState.SUSPENDED:
                 self._enter(SessionState.SUSPENDED)

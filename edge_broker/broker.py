@@ -547,7 +547,7 @@ class EdgeBroker:
         now_ns = self.hub.clock()
         if self.access is not None and self.access.refresh():
             self._apply_rules()
-        for _ in self.declarations.expire_interest(now_ns):
+        for _ in self.declarations.expire_interest():
             await asyncio.sleep(0)
         for forgotten in self.core.expire_in_steps(now_ns):
             for topic in forgotten:

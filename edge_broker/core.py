@@ -281,7 +281,9 @@ class EdgeCore:
         if was_interested is not topic.interested_remotely:
             # What was kept for others says nothing to those who are interested from now on.
             for publisher in topic.publishers.values():
-                publisher.retention.forget()
+                publisher.retention.forget_sent()
+                if was_interested:
+                    publisher.retention.forget()
         self._targets.retarget(topic, touched, now_ns)
         return touched
 
@@ -418,7 +420,7 @@ class EdgeCore:
             if topic.is_turning:
                 self._targets.turn_now(topic, touched, now_ns)
             topic.messages += 1
-            if topic.interested_remotely and topic.target is None and topic.via_routing:
+            if topic.keeps_unsent:
                 if not self._keep_unsent(publisher, topic, data[start:end]):
                     self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
             elif topic.keeps_sent:
@@ -555,7 +557,7 @@ class EdgeCore:
             if not topic.interested_remotely:
                 assert topic.target is None
                 kept = any(publisher.retention for publisher in topic.publishers.values())
-                assert not kept or topic.keeps_sent
+                assert not kept or topic.keeps_sent or topic.keeps_unsent
             for publisher_id, publisher in topic.publishers.items():
                 publisher.retention.validate()
                 assert publisher.client is None or publisher.client.publishers[publisher_id] is publisher

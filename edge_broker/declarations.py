@@ -395,6 +395,9 @@ class Declarations:
         known = self._known.get(view.record.name)
         if known is None:
             return
+        if known.view is None and known.topic.mixed_until_ns:
+            # Who is missing from our first view may be about to register again.
+            self._broker.core.resuming.publisher_here(known.topic, self._broker.hub.clock())
         known.view = view
         known.declared = view.record.qos
         known.subscribers.update(
@@ -447,10 +450,11 @@ class Declarations:
         for client, endpoint_id in known.subscriptions:
             self._broker.tell_client(client, QosChanged(endpoint_id, record))
 
-    def expire_interest(self, now_ns: int) -> Iterator[None]:
+    def expire_interest(self) -> Iterator[None]:
         """Stop sending where nobody has subscribed for a while; called every second, in steps."""
+        since_ns, until_ns = self._broker.session.answering_ns
         for number, known in enumerate(list(self._known.values()), 1):
-            if known.subscribers.expire(now_ns):
+            if known.subscribers.expire(until_ns, since_ns):
                 self._set_interest(known)
             if number % TOPICS_AT_A_TIME == 0:
                 yield

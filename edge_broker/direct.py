@@ -115,6 +115,10 @@ class DirectPaths:
         # Thousands of topics have few different answers, and finding one takes some hundred microseconds.
         chosen: dict[object, Mapping[str, Choice]] = {}
         touched: set[Peer] = set()
+        if not self._broker.session.lease_valid(now_ns):
+            # New subscribers at other edges may be known to routing brokers only: nothing is sent past
+            # those, and for a while after we have read again.
+            self._deciders.clear()
         for topic in self._topics():
             key = (topic.remote_edges, topic.deadline_ns, topic.target, self.policy(topic))
             choices = chosen.get(key)

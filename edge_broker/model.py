@@ -156,6 +156,7 @@ class Topic:
         "interested_remotely",
         "is_turning",
         "keeps_sent",
+        "keeps_unsent",
         "kept_messages",
         "known_publishers",
         "messages",
@@ -206,6 +207,8 @@ class Topic:
         """Messages for other LANs go to the routing broker; if not, every edge gets them directly."""
         self.keeps_sent = False
         """What is sent is kept for sending again, also within a LAN if subscribers can change their edge."""
+        self.keeps_unsent = False
+        """Messages for other LANs wait: for a routing broker, or for interest to be seen (`Resuming`)."""
         self.mixed_until_ns = 0
         """So long messages may race with earlier ones: a publisher came from another edge, or the topic has
         become more urgent."""

@@ -11,7 +11,9 @@ For other subscribers these are duplicates. The new edge drops them for those, b
 client that resumes all it gets, and the client puts it in order.
 
 A publisher that comes from another edge may have messages on their way from there: for a while its
-messages are marked as unordered, so that egress edges wait for those.
+messages are marked as unordered, so that egress edges wait for those. And if this edge, which may not have
+known the topic, sees no subscriber in another LAN, there may have been one a moment ago that is about to
+register again: as others keep their routes for it (`overlay.lingering`), messages wait here for a while.
 """
 
 from collections.abc import Mapping
@@ -66,3 +68,14 @@ class Resuming:
         if topic.mixed_until_ns and topic.mixed_until_ns <= now_ns:
             topic.mixed_until_ns = 0
             self._targets.update_routes(topic)
+            if not topic.interested_remotely:
+                self._stop_waiting(topic)
+
+    @staticmethod
+    def _stop_waiting(topic: Topic) -> None:
+        """No other LAN is interested after all."""
+        for publisher in topic.publishers.values():
+            if topic.keeps_sent:
+                publisher.retention.count_as_sent()
+            else:
+                publisher.retention.forget()

@@ -323,6 +323,8 @@ class Targets:
         onward += [self.directly[edge] for edge in topic.direct]
         if topic.target is not None and topic.via_routing:
             onward.append(topic.target)
+        believed = topic.interested_remotely or (topic.mixed_until_ns > 0 and topic.kept_messages > 0)
+        topic.keeps_unsent = topic.target is None and believed
         topic.keeps_sent = topic.kept_messages > 0 and (topic.interested_remotely or self._has_neighbours)
         topic.forward = topic.ingress = self._route(tuple(onward), topic, reserve, reserve_after_ns)
         if topic.subscribers:

@@ -2,7 +2,8 @@
 
 When a broker's ZooKeeper session expires, everything it had registered vanishes and comes back a
 moment later, while the broker itself works on. Routes built from registrations must not follow
-such a blink, or messages fall into it.
+such a blink, or messages fall into it. Who cannot ask ZooKeeper does not hear who is back: for what is
+gone, time passes only while ZooKeeper answers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,11 +36,18 @@ class Lingering(Generic[Item]):
         if item not in self._present:
             self._gone[item] = now_ns
 
-    def expire(self, now_ns: int) -> bool:
-        """Let go of what has been gone for long enough; says whether something was."""
+    def expire(self, until_ns: int, heard_since_ns: int = 0) -> bool:
+        """Let go of what has been gone for long enough; says whether something was.
+
+        It would have been heard until `until_ns`, without a break since `heard_since_ns`, if it were back.
+        """
         if not self._gone:
             return False
-        late = [item for item, since_ns in self._gone.items() if now_ns - since_ns >= self._linger_ns]
+        late = [
+            item
+            for item, gone_ns in self._gone.items()
+            if until_ns - max(gone_ns, heard_since_ns) >= self._linger_ns
+        ]
         for item in late:
             del self._gone[item]
         return bool(late)

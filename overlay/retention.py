@@ -59,9 +59,13 @@ class Retention:
     def resend(self) -> list[bytes]:
         """Everything kept, in order, for a new routing broker; all of it counts as sent now."""
         again = list(self._messages)
+        self.count_as_sent()
+        return again
+
+    def count_as_sent(self) -> None:
+        """Nobody waits for what was not sent: it is kept like everything else."""
         self._unsent = 0
         self._trim()
-        return again
 
     def after(self, sequence: int | None) -> list[bytes]:
         """What is kept beyond this sequence.
@@ -102,6 +106,11 @@ class Retention:
         """Drop all messages: nobody else is interested any more."""
         self._messages.clear()
         self._unsent = 0
+
+    def forget_sent(self) -> None:
+        """Drop what was sent; what waits to be sent stays."""
+        while len(self._messages) > self._unsent:
+            self._messages.popleft()
 
     def validate(self) -> None:
         """Assert the invariants."""

@@ -441,8 +441,9 @@ class RoutingBroker:
         now_ns = self.hub.clock()
         self.core.expire(now_ns)
         self._judge(now_ns)
+        since_ns, until_ns = self.session.answering_ns
         for number, (topic, subscribers) in enumerate(list(self._subscribers.items()), 1):
-            if self._subscribers.get(topic) is subscribers and subscribers.expire(now_ns):
+            if self._subscribers.get(topic) is subscribers and subscribers.expire(until_ns, since_ns):
                 self._set_topic(topic)
             if number % _TOPICS_AT_A_TIME == 0:
                 await asyncio.sleep(0)

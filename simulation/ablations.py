@@ -13,6 +13,7 @@ from typing import Final
 from coordinator.election import Mandate
 from coordinator.operations import Operation, OperationResult
 from coordinator.session import Session
+from edge_broker.declarations import Declarations
 from overlay.bounds import UNBOUNDED
 from overlay.history import History, Verdict
 from overlay.retention import Retention
@@ -28,6 +29,7 @@ class Ablation(StrEnum):
     REPLICATION = "replication"
     LEASE = "lease"
     PRUNING = "pruning"
+    RESUME = "resume"
 
 
 class CompiledError(RuntimeError):
@@ -67,6 +69,10 @@ def _take_no_prunes(self: RouterCore) -> dict[str, list[tuple[int, int]]]:
     return {}
 
 
+def _begin_anew(self: Declarations, topic: object, client: object, message: object) -> None:
+    """Who comes from another edge begins like one that was never there."""
+
+
 _REPLACED: Final[dict[Ablation, tuple[type, str, object]]] = {
     Ablation.FENCING: (Mandate, "commit", _commit_unfenced),
     Ablation.DEDUPE: (History, "judge", _judge_new),
@@ -74,6 +80,7 @@ _REPLACED: Final[dict[Ablation, tuple[type, str, object]]] = {
     Ablation.REPLICATION: (RouterCore, "_replicate", _replicate_nothing),
     Ablation.LEASE: (Session, "lease_until_ns", property(_lease_for_ever)),
     Ablation.PRUNING: (RouterCore, "take_prunes", _take_no_prunes),
+    Ablation.RESUME: (Declarations, "_resume", _begin_anew),
 }
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, MILLISECOND_NS, SECOND_NS
 from simulation.checkers import Excuse, LeaderChecker
 from simulation.nodes import ClientProcess, EdgeProcess, RouterProcess, TopicPlan
-from simulation.overlay_model import MEMBERS, SimulatedOverlay
+from simulation.overlay_model import MEMBERS, PLANNED_FAILOVER_MS, SimulatedOverlay
 from simulation.pipes import Pipe
 from simulation.zookeeper_client import ModelClient
 
@@ -61,6 +61,9 @@ class Faults:
         self._data: tuple[int, Heal] | None = None
         self._data_faults = 0
         self._zookeeper: tuple[int, Heal] | None = None
+        self._zookeeper_faults = 0
+        self._zookeeper_healed_ns = -_FOR_EVER_NS
+        """When the last of them was taken back."""
         self._healthy_since_ns: int | None = None
         self._next_zookeeper_ns = 0
         self._data_kinds: tuple[Fault, ...] = (
@@ -105,6 +108,7 @@ class Faults:
         if self._zookeeper is not None and self._zookeeper[0] <= now_ns:
             self._zookeeper[1]()
             self._zookeeper = None
+            self._zookeeper_healed_ns = now_ns
             self._next_zookeeper_ns = now_ns + self._duration_ns(0.0, 6.0)
         if self._data is None:
             self._watch_health(now_ns)
@@ -116,6 +120,7 @@ class Faults:
                 self._data_faults += 1
                 self._data = self._inject(self._data_kinds, now_ns, 0.1, 8.0)
         if self._zookeeper is None and now_ns >= self._next_zookeeper_ns:
+            self._zookeeper_faults += 1
             self._zookeeper = self._inject(self._zookeeper_kinds, now_ns, 0.1, 8.0)
 
     def heal(self) -> None:
@@ -189,13 +194,13 @@ class Faults:
         edge = self._randomness.choice(self._overlay.edges)
         clients = self._clients_of(edge)
         edge.freeze()
-        return f"freeze {edge.name}", self._excused(clients, edge.thaw, _ON_ITS_WAY_NS)
+        return f"freeze {edge.name}", self._excused_unless_taken_over(edge, clients, edge.thaw)
 
     def _kill_edge(self) -> tuple[str, Heal]:
         edge = self._randomness.choice(self._overlay.edges)
         clients = self._clients_of(edge)
         edge.kill(self._randomness)
-        return f"kill {edge.name}", self._excused(clients, edge.start, _ON_ITS_WAY_NS)
+        return f"kill {edge.name}", self._excused_unless_taken_over(edge, clients, edge.start)
 
     def _kill_client(self) -> tuple[str, Heal]:
         client = self._randomness.choice(self._overlay.clients)
@@ -477,6 +482,30 @@ class Faults:
             heal()
 
         return over
+
+    def _excused_unless_taken_over(self, edge: EdgeProcess, clients: list[ClientProcess], heal: Heal) -> Heal:
+        """The clients of an edge that dies or freezes go on at another one of their LAN, if it has one.
+
+        That takes longer than topics are planned for only if ZooKeeper does not answer.
+        """
+        overlay = self._overlay
+        if sum(other.lan == edge.lan for other in overlay.edges) == 1:
+            return self._excused(clients, heal, _ON_ITS_WAY_NS)
+        late: list[ClientProcess] = []
+        before = self._zookeeper_faults
+        settled_ns = int(overlay.shape.session_timeout_s * SECOND_NS)
+        disturbed = self._zookeeper is not None or (
+            overlay.world.now_ns - self._zookeeper_healed_ns < settled_ns
+        )
+
+        def look() -> None:
+            late.extend(client for client in clients if not overlay.is_served(client))
+
+        def applies() -> bool:
+            return bool(late) and (disturbed or self._zookeeper_faults > before)
+
+        overlay.network.kernel.call_later(PLANNED_FAILOVER_MS / 1000, look)
+        return self._excused(clients, heal, _ON_ITS_WAY_NS, applies=applies)
 
     def _excused_if_session_ends(self, broker: RouterProcess | EdgeProcess, heal: Heal) -> Heal:
         """Who is served by an edge whose session ends misses what is published until it has registered again.

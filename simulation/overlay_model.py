@@ -34,8 +34,8 @@ HEARTBEAT_MS: Final = 250.0
 SILENCE_MS: Final = 1_000.0
 FAILOVER_MS: Final = 2_500.0
 BACKUP_DELAY_MS: Final = 60.0
-_MARGIN_MS: Final = 500.0
-"""Topics are planned for a failover longer by this: what is measured counts when they are declared."""
+PLANNED_FAILOVER_MS: Final = FAILOVER_MS + BACKUP_DELAY_MS + 500.0
+"""Topics are planned for a longer failover: what is measured counts when they are declared."""
 _DIRECT_SHARE: Final = 0.3
 """Of the runs: in those, topics also take the direct way between edges."""
 _CLOCK_OFFSET_MAX_S: Final = 100_000
@@ -198,7 +198,7 @@ class SimulatedOverlay:
             deadline_ms=float(randomness.choice((400, 4_000, 8_000))),
             loss_tolerance=loss_tolerance,
         )
-        delays = Delays(0, 0, 0, int((FAILOVER_MS + BACKUP_DELAY_MS + _MARGIN_MS) * MILLISECOND_NS))
+        delays = Delays(0, 0, 0, int(PLANNED_FAILOVER_MS * MILLISECOND_NS))
         retention = max(smallest_retention(qos, delays), 1)
         policy = self._policies.choice((Policy.BOTH, Policy.ADAPTIVE)) if self.has_direct_paths else None
         qos = TopicQos(period_ms, qos.deadline_ms, loss_tolerance, retention, paths=policy)
@@ -286,6 +286,25 @@ class SimulatedOverlay:
             if link is None or not link.is_up:
                 return f"{router.name} is not connected to {other}"
         return ""
+
+    def is_served(self, process: ClientProcess) -> bool:
+        """The edge that a client is connected to has its subscriptions, and the topics' primaries know."""
+        client = process.client
+        if client is None or not client.is_connected:
+            return False
+        edge = next(edge for edge in self.edges if edge.name == client.edge)
+        for plan in self.topics:
+            record = self.record_of(plan.name)
+            if process.name not in plan.subscribers or plan.publisher == process.name or record is None:
+                continue
+            here = edge.broker.core.topics.get(record.id) if edge.broker is not None else None
+            primary = next((router for router in self.routers if router.name == record.primary), None)
+            if here is None or not here.subscribers or primary is None or primary.broker is None:
+                return False
+            there = primary.broker.core.topics.get(record.id)
+            if there is None or edge.name not in there.subscribers:
+                return False
+        return True
 
     def validate(self) -> None:
         """Assert the invariants of every core."""

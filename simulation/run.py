@@ -25,6 +25,9 @@ _FAULTS_NS: Final = 30 * SECOND_NS
 _RECOVER_MAX_NS: Final = 60 * SECOND_NS
 _AFTER_NS: Final = 3 * SECOND_NS
 _DRAIN_NS: Final = 12 * SECOND_NS
+_COPIES_GONE_NS: Final = 8 * SECOND_NS
+"""And so long after that all copies are gone: an edge may have died last whose session outlives it by four
+seconds and its routes by two more, each noticed up to a second late; ten later it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,9 @@ class _Run:
         self._judgement = check_messages(overlay.history, qos, lives, excuses)
         self._violations += self._judgement.violations
         if recovered:
+            end_ns = overlay.world.now_ns + _COPIES_GONE_NS
+            while check_copies(overlay.routers) and overlay.world.now_ns < end_ns:
+                self._advance(_LOOK_NS)
             self._violations += check_copies(overlay.routers)
         self._violations += [Violation("refusal", reason) for reason in overlay.history.refusals[:5]]
 

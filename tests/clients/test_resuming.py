@@ -20,6 +20,7 @@ class Subscriber:
         self.qos = qos
         self.resumption = Resumption()
         self.resumption.begin(NOW)
+        self.resumption.served(NOW)
         self.histories: dict[int, History] = {}
         self.got: list[int] = []
         for sequence in range(1, highest + 1):
@@ -96,3 +97,27 @@ def test_only_so_many_wait() -> None:
     assert not subscriber.got
     subscriber.take(12 + HELD_MAX)
     assert subscriber.got == list(range(12, 13 + HELD_MAX))
+
+
+def test_an_edge_that_takes_long_to_serve_is_waited_for() -> None:
+    subscriber = Subscriber()
+    subscriber.resumption.begin(NOW)
+    served_ns = NOW + 10 * RESUME_NS
+    assert not subscriber.resumption.is_over(served_ns)
+    # What comes before it says so waits as well: it may be on its way to saying so.
+    subscriber.take(15, served_ns - 1)
+    subscriber.resumption.served(served_ns)
+    for sequence in range(11, 15):
+        subscriber.take(sequence, served_ns + 1)
+    assert subscriber.got == [11, 12, 13, 14, 15]
+    assert subscriber.resumption.is_over(served_ns + RESUME_NS)
+
+
+def test_a_message_waits_for_an_edge_that_does_not_serve_no_longer_than_resuming_takes() -> None:
+    subscriber = Subscriber()
+    subscriber.resumption.begin(NOW)
+    late_ns = NOW + 10 * RESUME_NS
+    subscriber.take(15, late_ns)
+    assert subscriber.resumption.due_ns == late_ns + RESUME_NS
+    subscriber.release(late_ns + RESUME_NS)
+    assert subscriber.got == [15]

@@ -257,6 +257,23 @@ async def test_the_lease_lapses_before_the_server_ends_the_session(zookeeper_hos
         await eventually(lambda: session.lease_valid(clock()), "the new session has a lease")
 
 
+async def test_a_session_knows_how_long_the_server_has_answered(zookeeper_hosts: str, chroot: str) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        proxy = await fleet.proxy()
+        session = await fleet.session(proxy.hosts)
+        since_ns, until_ns = session.answering_ns
+        assert 0 < since_ns <= until_ns <= session.clock()
+        await eventually(lambda: session.answering_ns[1] > until_ns, "the server answers on")
+        assert session.answering_ns[0] == since_ns
+        proxy.stall()
+        asked_ns = session.clock()
+        await eventually(lambda: session.state is not SessionState.CONNECTED, "the connection breaks")
+        assert session.answering_ns[0] == since_ns and session.answering_ns[1] < asked_ns
+        proxy.resume()
+        await eventually(lambda: session.answering_ns[1] > asked_ns, "it answers again")
+        assert session.answering_ns[0] > asked_ns
+
+
 async def test_reads_alone_do_not_extend_the_lease(zookeeper_hosts: str, chroot: str) -> None:
     # So long a timeout that the lease is not renewed by itself meanwhile.
     async with Fleet(zookeeper_hosts, chroot, session_timeout_s=30.0) as fleet:

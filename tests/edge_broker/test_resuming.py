@@ -1,9 +1,12 @@
 """Endpoints that come from another edge, as an edge core sees it."""
 
+import pytest
+
 from overlay.limits import RESUME_NS
 from overlay.outbox import Outbox
+from overlay.qos import TopicQos
 from overlay.urgency import UNORDERED
-from tests.edge_broker.lan import HERE, NEIGHBOUR, REMOTE, SUB, Lan, a_message
+from tests.edge_broker.lan import HERE, NEIGHBOUR, REMOTE, RETENTION, SUB, Lan, a_message
 from tests.wires import body_of, drain
 
 
@@ -92,3 +95,56 @@ def test_what_was_kept_within_a_lan_is_not_sent_to_those_who_come_later_from_oth
     assert sequences(lan.outboxes["r1"]) == []
     lan.publish(1)
     assert sequences(lan.outboxes["r1"]) == [4]
+
+
+def test_a_publisher_that_comes_is_heard_by_subscribers_that_register_again_a_moment_later() -> None:
+    lan = Lan()
+    lan.router_up("r1")
+    lan.interest()  # this edge has just heard of the topic, and the subscriber's session has just ended
+    lan.core.resuming.publisher_here(lan.topic, lan.now_ns)
+    lan.publish(2 * RETENTION)
+    assert sequences(lan.outboxes["r1"]) == []  # no byte leaves the LAN unless another one wants it
+    lan.now_ns += RESUME_NS // 2
+    lan.interest(REMOTE)
+    lan.publish(1)
+    assert sequences(lan.outboxes["r1"]) == [*range(1, 2 * RETENTION + 2)]
+
+
+@pytest.mark.parametrize("has_neighbour", [False, True])
+def test_if_nobody_registers_again_nothing_waits_any_longer(has_neighbour: bool) -> None:
+    lan = Lan()
+    if has_neighbour:
+        lan.core.set_lan_edges({"e2": Outbox()})
+    lan.router_up("r1")
+    lan.core.resuming.publisher_here(lan.topic, lan.now_ns)
+    lan.publish(2 * RETENTION)
+    lan.now_ns += RESUME_NS
+    lan.core.expire(lan.now_ns)
+    lan.core.validate()
+    # What the neighbour's clients may need if they come here is kept as ever.
+    assert len(lan.topic.publishers[100].retention) == (RETENTION if has_neighbour else 0)
+    lan.publish(1)
+    lan.interest(REMOTE)
+    lan.publish(1)
+    assert sequences(lan.outboxes["r1"]) == [2 * RETENTION + 2]
+    assert not any(lan.core.statistics().dropped.values())
+
+
+def test_what_was_sent_within_the_lan_before_a_publisher_came_is_not_sent_to_others() -> None:
+    lan = Lan()
+    lan.core.set_lan_edges({"e2": Outbox()})
+    lan.interest(HERE)
+    lan.router_up("r1")
+    lan.publish(2)
+    lan.core.resuming.publisher_here(lan.topic, lan.now_ns)
+    lan.publish(1)
+    lan.interest(HERE, REMOTE)
+    assert sequences(lan.outboxes["r1"]) == [3]
+
+
+def test_best_effort_does_not_wait_for_subscribers_that_register_again() -> None:
+    lan = Lan(TopicQos(loss_tolerance=None, retention=0))
+    lan.core.resuming.publisher_here(lan.topic, lan.now_ns)
+    lan.publish(1)
+    assert not any(lan.core.statistics().dropped.values())
+    assert not len(lan.topic.publishers[100].retention)

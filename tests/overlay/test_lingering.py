@@ -97,3 +97,16 @@ def test_what_is_expected_is_there_until_it_fails_to_come() -> None:
     assert items.expire(10 + LINGER_NS)
     assert list(items) == ["a"]
     assert not items.expire(10**9)
+
+
+def test_who_is_back_may_not_have_been_heard() -> None:
+    items: Lingering[str] = Lingering(LINGER_NS)
+    items.expect("a", 50)
+    # Nothing has been heard after 60, however late it is by now.
+    assert not items.expire(60)
+    # Contact again since 500: whoever is back is heard of a little later.
+    assert not items.expire(500, 500)
+    assert not items.expire(500 + LINGER_NS - 1, 500)
+    assert list(items) == ["a"]
+    assert items.expire(500 + LINGER_NS, 500)
+    assert list(items) == []

@@ -8,8 +8,9 @@ from overlay.batch import encode_message
 from overlay.retention import Retention
 
 UNSENT_MAX = 6
+_OPERATIONS = ("router up", "router down", "acknowledge", "forget", "forget sent", "nobody waits")
 _operations = st.lists(
-    st.sampled_from(["publish", "publish", "publish", "router up", "router down", "acknowledge", "forget"]),
+    st.sampled_from(["publish", "publish", "publish", *_OPERATIONS]),
     min_size=10,
     max_size=60,
 )
@@ -72,6 +73,12 @@ def test_retention_keeps_what_a_model_of_two_lists_keeps(
             model.sent = []
         elif operation == "acknowledge":
             del unacknowledged[: data.draw(st.integers(0, len(unacknowledged)))]
+        elif operation == "forget sent":
+            retention.forget_sent()
+            model.sent = []
+        elif operation == "nobody waits":
+            retention.count_as_sent()
+            model.sent, model.unsent = model.kept, []
         elif operation == "forget":
             retention.forget()
             model.sent, model.unsent, unacknowledged = [], [], []

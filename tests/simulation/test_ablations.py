@@ -16,6 +16,7 @@ SMALLEST = (
     (Ablation.LEASE, 2, "one leader"),
     (Ablation.FENCING, 4, "fencing"),
     (Ablation.REPLICATION, 23, "loss"),
+    (Ablation.RESUME, 133, "loss"),
 )
 
 

@@ -18,6 +18,11 @@ FOUND = {
     268: "copies of an edge that was given up were not pruned before the next acknowledgement",
     113: "a direct path opened while messages waited for a routing broker, and newer ones overtook them",
     323: "the same, with a topic that tolerates no loss",
+    1169: "an edge cut off from ZooKeeper sent past routing brokers, who knew a subscriber that it did not",
+    1177: "a publisher came to another edge while the session of its subscriber's edge had just ended",
+    1284: "the same, with an edge that was restarted and more waiting than is retained",
+    1957: "a subscriber did not wait for what it had missed until its new edge could ask ZooKeeper",
+    387: "a router cut off from ZooKeeper gave up the route to a subscriber that had told it of its new edge",
 }
 """Seeds that broke a promise, and the cause."""
 
