@@ -164,6 +164,17 @@ def link_bound_ns(sent_ns: int, clock_shift_ns: int, now_ns: int, drift_ppm: int
     return age_bound_ns(max(0, now_ns - sent_ns + clock_shift_ns), drift_ppm)
 
 
+def said_at_ns(sent_ns: int, clock_shift_ns: int, way_ns: int, now_ns: int) -> int:
+    """When the peer said something that we hear now, as if it had come within a round trip of `way_ns`.
+
+    Later than that it can only have waited, on the way back or unread at a node that is behind: whoever
+    wants to know how long the peer took must not count that. `now_ns` if the peer's clock is not known.
+    """
+    if clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+        return now_ns
+    return min(now_ns, sent_ns - clock_shift_ns + way_ns)
+
+
 def add_shifts(first_ns: int, second_ns: int) -> int:
     """The shift over two hops; unknown if either is, or if the sum is no number a clock can be apart."""
     if UNKNOWN_CLOCK_SHIFT in (first_ns, second_ns):

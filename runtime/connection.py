@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from overlay.batch import BATCH_HEADER_BYTES
 from overlay.codec import decode, decode_heartbeat, encode, encode_heartbeat
+from overlay.delay import said_at_ns
 from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES, FrameReader, frame
 from overlay.limits import (
@@ -503,8 +504,9 @@ class Connection(asyncio.Protocol):
             heartbeat = decode_heartbeat(body)
             assert self.liveness is not None
             now_ns = self.hub.clock()
-            round_trip_ns = self.liveness.lowest_round_trip_ns
-            link.acknowledged(link.outbox.acknowledge(heartbeat.received, now_ns, round_trip_ns))
+            way_ns = self.liveness.lowest_round_trip_ns
+            said_ns = said_at_ns(heartbeat.sent_ns, link.clock.shift_at(now_ns), way_ns, now_ns)
+            link.acknowledged(link.outbox.acknowledge(heartbeat.received, said_ns, way_ns))
             self._take_helper(link, heartbeat, now_ns)
             if link.outbox.has_waiting:
                 self.flush_soon()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from overlay.delay import said_at_ns
 from overlay.errors import ProtocolError
 from overlay.express import COPY_EVERY_NS, Express, Report
 from overlay.framing import FRAME_HEADER_BYTES
@@ -243,10 +244,11 @@ class Channel:
         outbox.is_express = self.express.is_worth_it
         # Not the usual round trip: that of a peer which is behind with its work holds its queue.
         way_ns = self.express.least_round_trip_ns
+        said_ns = said_at_ns(report.sent_ns, link.clock.shift_at(now_ns), way_ns, now_ns)
         if report.received >= outbox.next_unacknowledged:
-            link.acknowledged(outbox.acknowledge(report.received, now_ns, way_ns))
+            link.acknowledged(outbox.acknowledge(report.received, said_ns, way_ns))
         if report.ahead:
-            link.acknowledged(outbox.acknowledge_ahead(report.numbers(), now_ns, way_ns))
+            link.acknowledged(outbox.acknowledge_ahead(report.numbers(), said_ns, way_ns))
         self._send_again(*self.express.reported(report, now_ns))
         if outbox.has_waiting:
             self._connection.flush_soon()

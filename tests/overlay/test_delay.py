@@ -3,6 +3,7 @@
 All times are whole milliseconds and rates whole ppm, so that clock readings are exact.
 """
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from overlay.delay import (
     add_shifts,
     age_bound_ns,
     link_bound_ns,
+    said_at_ns,
 )
 from overlay.equations import (
     Helper,
@@ -318,3 +320,17 @@ def test_shifts_add_up_and_the_unknown_stays_unknown():
     assert add_shifts(UNKNOWN_CLOCK_SHIFT, 7) == UNKNOWN_CLOCK_SHIFT
     assert add_shifts(7, UNKNOWN_CLOCK_SHIFT) == UNKNOWN_CLOCK_SHIFT
     assert add_shifts(2**61 - 1, 1) == UNKNOWN_CLOCK_SHIFT
+
+
+def test_what_was_heard_late_was_said_when_the_peers_clock_says():
+    clock = LinkClock()
+    clock.helper(SECOND_NS, 7 * SECOND_NS + 2 * MILLISECOND_NS, SECOND_NS + 4 * MILLISECOND_NS)
+    way_ns, now_ns = 4 * MILLISECOND_NS, 3 * SECOND_NS
+    shift_ns = clock.shift_at(now_ns)
+    prompt_ns = now_ns + 6 * SECOND_NS - 2 * MILLISECOND_NS
+    assert said_at_ns(prompt_ns, shift_ns, way_ns, now_ns) == pytest.approx(now_ns, abs=MILLISECOND_NS)
+    unread_ns = prompt_ns - 80 * MILLISECOND_NS
+    said_ns = said_at_ns(unread_ns, shift_ns, way_ns, now_ns)
+    assert said_ns == pytest.approx(now_ns - 80 * MILLISECOND_NS, abs=MILLISECOND_NS)
+    assert said_at_ns(unread_ns, UNKNOWN_CLOCK_SHIFT, way_ns, now_ns) == now_ns
+    assert said_at_ns(2**61 - 1, shift_ns, way_ns, now_ns) == now_ns, "nobody says things in the future"
