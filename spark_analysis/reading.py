@@ -59,9 +59,13 @@ SMALL_JOB: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
-    "spark.driver.extraJavaOptions": f"{QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": f"{QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
 }
-"""Settings with which Spark is quick on one machine as long as there is little to do at a time."""
+"""Settings with which Spark is quick on one machine as long as there is little to do at a time.
+
+The stack is for queries that are stopped in a batch: Spark looks through the long reason with a recursive
+expression.
+"""
 
 
 def open_session(

@@ -10,6 +10,7 @@ names of those that crossed a link are kept, for as long as rows may be late, to
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ LATE_S: Final = 20
 """A segment is open for up to 10 s and shipped within seconds: rows this late still count."""
 SO_FAR: Final = "topics so far"
 FILES_PER_BATCH: Final = 200
+BATCH_END_S: Final = 5.0
+"""A batch that runs when the watch is ended may take so long to end by itself."""
 SHOWN_ROWS: Final = 1_000
 """Rows of one batch that are told."""
 ACCURACY: Final = 1_000
@@ -137,10 +140,13 @@ def wait(queries: Sequence[StreamingQuery], seconds: int) -> None:
 
 def stop(session: SparkSession, queries: Sequence[StreamingQuery]) -> None:
     """End the watch where it is; its checkpoint stays. A session must not be stopped before its queries."""
-    # Whatever is interrupted says so at length: that is no failure of the watch.
+    # Whatever is interrupted says so at length, which is no failure of the watch: it is waited for a little.
     session.sparkContext.setLogLevel("OFF")
+    ends_s = time.monotonic() + BATCH_END_S
     for query in queries:
         with contextlib.suppress(Exception):
+            while query.status["isTriggerActive"] and time.monotonic() < ends_s:
+                time.sleep(0.1)
             query.stop()
 
 

@@ -1,6 +1,7 @@
 """`isthmus watch`: latency and deadline misses while the brokers run."""
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -77,9 +78,12 @@ def watch(
     quick = SMALL_JOB if folder is not None and master.startswith("local") else {}
     session = open_session(master, "isthmus watch", find_java().home, {**quick, **settings})
     queries: list[StreamingQuery] = []
+    stopped = threading.Event()
+    # Spark's own handler cancels jobs and interrupts what is being asked of Java: both are told at length.
+    before = signal.signal(signal.SIGINT, lambda *_: stopped.set())
 
     def go_on() -> None:
-        while ends is None or time.monotonic() < ends:
+        while not stopped.is_set() and (ends is None or time.monotonic() < ends):
             if folder is not None:
                 ship(folder)
             watching.wait(queries, SHIP_EVERY_S)
@@ -101,11 +105,12 @@ def watch(
             )
             queries = watching.start(session, plan, _printer(as_json))
             go_on()
-    except KeyboardInterrupt:
-        click.echo("stopped; the next watch goes on from here", err=True)
+        if stopped.is_set():
+            click.echo("stopped; the next watch goes on from here", err=True)
     finally:
         watching.stop(session, queries)
         session.stop()
+        signal.signal(signal.SIGINT, before)
 
 
 def _tellers(board: Board, live: Live) -> tuple[watching.Tell, watching.Tell]:
