@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from benchmarks import machine
@@ -40,6 +41,8 @@ FRAMES_PER_TURN: Final = 4
 """Frames a broker reads before it writes: an event loop under load behaves about like this."""
 SUBSCRIBING_CLIENTS: Final = 4
 _STEP_NS: Final = MILLISECOND_NS
+_APART_NS: Final = 1_000
+"""Between the births of two neighbouring messages: each was published by a call of its own."""
 _SPREAD: Final = 0x9E37_79B9_7F4A_7C15
 
 
@@ -262,14 +265,15 @@ class Chain:
     def _publish(self) -> list[bytes]:
         """One frame of each proxy, each with a message of each of its topics."""
         self._sequence += 1
-        born_ns = time.monotonic_ns()
+        first_ns = time.monotonic_ns() - self._topics * _APART_NS
         payload = bytes(PAYLOAD_BYTES)
         bodies = []
         for proxy in proxies(self._topics):
             messages = [
                 encode_message(number, _publisher(number), self._sequence, born_ns, payload)
-                for number in proxy.topics
+                for born_ns, number in zip(count(first_ns, _APART_NS), proxy.topics, strict=False)
             ]
+            first_ns += len(messages) * _APART_NS
             run = Run(len(messages), b"".join(messages))
             frame = encode_batch(urgency(proxy.category.qos()), 1, 0, (run,))
             bodies.append(_body(frame))

@@ -78,7 +78,7 @@ from overlay.outbox import Outbox
 from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
-from overlay.schedule import BUCKET_SHIFT
+from overlay.schedule import BUCKET_NS, BUCKET_SHIFT, UNKNOWN_BIRTH, bucket_born_ns
 from overlay.trace import Reason
 from overlay.tracer import Tracer, threshold_of
 from overlay.urgency import UNORDERED, level_of
@@ -404,12 +404,19 @@ class EdgeCore:
         run_start: i64 = 0
         run_end: i64 = 0
         run_messages: i64 = 0
-        run_born: i64 = 0
+        run_born_ns: i64 = 0
+        bucket_ns: i64 = 0
+        bucket_end_ns: i64 = 0
+        born_ns: i64 = UNKNOWN_BIRTH
         end: i64 = BATCH_HEADER_BYTES
         for publisher in publishers:
             start = end
             sequence = read_i64_le(data, start + SEQUENCE_OFFSET)
-            born: i64 = read_i64_le(data, start + BORN_OFFSET) >> BUCKET_SHIFT
+            stamp_ns: i64 = read_i64_le(data, start + BORN_OFFSET)
+            if stamp_ns >= bucket_end_ns or stamp_ns < bucket_ns:
+                bucket_ns = stamp_ns >> BUCKET_SHIFT << BUCKET_SHIFT
+                bucket_end_ns = bucket_ns + BUCKET_NS
+                born_ns = bucket_born_ns(stamp_ns, 0)
             length: i64 = read_i64_le(data, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             if sequence <= publisher.accepted:
@@ -421,8 +428,7 @@ class EdgeCore:
                 self._targets.turn_now(topic, touched, now_ns)
             topic.messages += 1
             if topic.keeps_unsent:
-                if not self._keep_unsent(publisher, topic, data[start:end]):
-                    self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
+                self._keep_unsent(publisher, data, start, end, came, now_ns)
             elif topic.keeps_sent:
                 publisher.retention.keep_sent(data[start:end])
             route = topic.ingress
@@ -434,20 +440,19 @@ class EdgeCore:
                     route = topic.forward
                     if topic.resuming:
                         self._dispatch.repeat_own(topic, data[start:end], touched, now_ns)
-            if route is not run_route or start != run_end or born != run_born:
+            if route is not run_route or start != run_end or born_ns != run_born_ns:
                 if run_route is not None:
                     run = cut_run(run_messages, data, run_start, run_end, came)
-                    self._dispatch.send(run_route, run, touched, now_ns)
+                    self._dispatch.send(run_route, run, run_born_ns, touched, now_ns)
                 run_route = route
                 run_start = start
                 run_messages = 0
-                run_born = born
+                run_born_ns = born_ns
             run_messages += 1
             run_end = end
         if run_route is not None:
-            self._dispatch.send(
-                run_route, cut_run(run_messages, data, run_start, run_end, came), touched, now_ns
-            )
+            run = cut_run(run_messages, data, run_start, run_end, came)
+            self._dispatch.send(run_route, run, run_born_ns, touched, now_ns)
         return len(publishers), touched
 
     def admit_from_broker(
@@ -472,7 +477,10 @@ class EdgeCore:
         run_start: i64 = 0
         run_end: i64 = 0
         run_messages: i64 = 0
-        run_born: i64 = 0
+        run_born_ns: i64 = 0
+        bucket_ns: i64 = 0
+        bucket_end_ns: i64 = 0
+        born_ns: i64 = UNKNOWN_BIRTH
         held = self._order.held
         in_order = self._order.is_calm(now_ns)
         unordered = bool(header.urgency & UNORDERED)
@@ -482,7 +490,11 @@ class EdgeCore:
             topic_id: i64 = read_i64_le(body, start)
             publisher_id = read_i64_le(body, start + PUBLISHER_OFFSET)
             sequence = read_i64_le(body, start + SEQUENCE_OFFSET)
-            born_ns = read_i64_le(body, start + BORN_OFFSET)
+            stamp_ns: i64 = read_i64_le(body, start + BORN_OFFSET)
+            if stamp_ns >= bucket_end_ns or stamp_ns < bucket_ns:
+                bucket_ns = stamp_ns >> BUCKET_SHIFT << BUCKET_SHIFT
+                bucket_end_ns = bucket_ns + BUCKET_NS
+                born_ns = bucket_born_ns(stamp_ns, header.clock_shift_ns)
             length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             topic = self._topics.get(topic_id & U32)
@@ -495,10 +507,10 @@ class EdgeCore:
             elif not in_order or unordered or (router and router != topic.primary):
                 if run_route is not None:
                     run = cut_run(run_messages, body, run_start, run_end, came)
-                    self._dispatch.append(run_route, header, run, touched, now_ns)
+                    self._dispatch.append(run_route, header, run, run_born_ns, touched, now_ns)
                     run_route = None
                 alone = came.of_single(start) if came is not None else None
-                item = Held(topic, header, born_ns, body[start:end], 0, alone)
+                item = Held(topic, header, stamp_ns, body[start:end], 0, alone)
                 astray = unordered or (bool(router) and router != topic.primary)
                 self._order.deliver(publisher_id, sequence, item, touched, now_ns, astray)
                 continue
@@ -509,19 +521,19 @@ class EdgeCore:
             topic.delivered += 1
             self._dispatch.delivered += 1
             route = topic.deliver
-            if route is not run_route or start != run_end or born_ns >> BUCKET_SHIFT != run_born:
+            if route is not run_route or start != run_end or born_ns != run_born_ns:
                 if run_route is not None:
                     run = cut_run(run_messages, body, run_start, run_end, came)
-                    self._dispatch.append(run_route, header, run, touched, now_ns)
+                    self._dispatch.append(run_route, header, run, run_born_ns, touched, now_ns)
                 run_route = route
                 run_start = start
                 run_messages = 0
-                run_born = born_ns >> BUCKET_SHIFT
+                run_born_ns = born_ns
             run_messages += 1
             run_end = end
         if run_route is not None:
             run = cut_run(run_messages, body, run_start, run_end, came)
-            self._dispatch.append(run_route, header, run, touched, now_ns)
+            self._dispatch.append(run_route, header, run, run_born_ns, touched, now_ns)
         return header.messages, touched
 
     def release_held(self, now_ns: int) -> set[Peer]:
@@ -570,15 +582,17 @@ class EdgeCore:
 
     # Details
 
-    def _keep_unsent(self, publisher: Publisher, topic: Topic, message: bytes) -> bool:
-        """No routing broker can be reached: keep a message if its topic asks for that."""
-        if not topic.kept_messages:
-            return False
+    def _keep_unsent(
+        self, publisher: Publisher, data: bytes, start: int, end: int, came: Passage | None, now_ns: int
+    ) -> None:
+        """No routing broker can be reached: keep a message if its topic asks for that, else drop it."""
+        if not publisher.topic.kept_messages:
+            self._dispatch.drop(DropReason.NO_ROUTER, data, start, came, now_ns)
+            return
         retention = publisher.retention
         dropped = retention.dropped
-        retention.keep_unsent(message)
+        retention.keep_unsent(data[start:end])
         self._dispatch.dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
-        return True
 
     def _retention_of(self, topic: Topic) -> int:
         if self._retain_more is None or not topic.qos.kept_messages:

@@ -12,8 +12,8 @@ from librt.strings import read_i64_le
 from edge_broker.model import DropReason, Peer, Route, Topic
 from overlay.batch import BORN_OFFSET, BatchHeader, Passage, Run
 from overlay.history import History, Verdict
-from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Ticket
+from overlay.schedule import UNKNOWN_BIRTH, bucket_born_ns
 from overlay.shedding import relieve
 from overlay.tracer import Tracer, reason_named
 
@@ -82,9 +82,9 @@ class Dispatch:
         self.drop(reason, data, offset, came, now_ns)
         return False
 
-    def send(self, route: Route, run: Run, touched: set[Peer], now_ns: int) -> None:
+    def send(self, route: Route, run: Run, born_ns: int, touched: set[Peer], now_ns: int) -> None:
         """Queue a run that starts its journey here; its messages are stamped with our clock."""
-        self.append(route, BatchHeader(route.urgency, self.origin, 0, 0), run, touched, now_ns)
+        self.append(route, BatchHeader(route.urgency, self.origin, 0, 0), run, born_ns, touched, now_ns)
 
     @property
     def has_reserves(self) -> bool:
@@ -106,9 +106,8 @@ class Dispatch:
         self, topic: Topic, header: BatchHeader, message: bytes, touched: set[Peer], now_ns: int
     ) -> None:
         """Give a message that was delivered here before to those who came later and resume."""
-        born_ns = read_i64_le(message, BORN_OFFSET)
-        known = born_ns and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
-        deadline = (born_ns - header.clock_shift_ns if known else now_ns) + topic.deadline_ns
+        born_ns = bucket_born_ns(read_i64_le(message, BORN_OFFSET), header.clock_shift_ns)
+        deadline = (now_ns if born_ns == UNKNOWN_BIRTH else born_ns) + topic.deadline_ns
         for client, until_ns in topic.resuming.items():
             if now_ns < until_ns:
                 dropped = client.outbox.append(
@@ -122,14 +121,19 @@ class Dispatch:
         """The same for a message of a local publisher, stamped with our clock."""
         self.repeat(topic, BatchHeader(topic.requirements[1], self.origin, 0, 0), message, touched, now_ns)
 
-    def append(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
-        """Queue a run for all peers of a route, or less of it for those that are overloaded."""
-        born_ns = read_i64_le(run.data, BORN_OFFSET)
-        if not born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+    def append(
+        self, route: Route, header: BatchHeader, run: Run, born_ns: int, touched: set[Peer], now_ns: int
+    ) -> None:
+        """Queue a run for all peers of a route, or less of it for those that are overloaded.
+
+        `born_ns` is the `bucket_born_ns` of its messages.
+        """
+        if born_ns == UNKNOWN_BIRTH:
             deadline = route.unsure.until_ns = now_ns + route.deadline_ns
+        elif born_ns + route.deadline_ns < route.unsure.until_ns:
+            deadline = route.unsure.until_ns
         else:
-            deadline = born_ns - header.clock_shift_ns + route.deadline_ns
-            deadline = max(deadline, route.unsure.until_ns)
+            deadline = born_ns + route.deadline_ns
         if run.came is not None and self._tracer is not None and not route.peers:
             self._tracer.received(run)
         tickets: list[Ticket] = []
@@ -155,7 +159,7 @@ class Dispatch:
                 self.dropped[DropReason.OUTBOX_FULL] += dropped
             touched.add(peer)
         if tickets and route.reserve is not None:
-            due_ns = (born_ns or now_ns) + route.reserve_after_ns
+            due_ns = (read_i64_le(run.data, BORN_OFFSET) or now_ns) + route.reserve_after_ns
             self._reserved += 1
             reserve = Reserve(deadline, header.urgency, run, route.reserve, tickets)
             heappush(self._reserves, (due_ns, self._reserved, reserve))

@@ -54,16 +54,18 @@ def on_our_clock(body: bytes, publishers: Sequence[Publisher], shift_ns: int, no
     copied: i64 = 0
     offset: i64 = BATCH_HEADER_BYTES
     for publisher in publishers:
-        born_ns = read_i64_le(body, offset + BORN_OFFSET)
+        born_ns: i64 = read_i64_le(body, offset + BORN_OFFSET)
         length: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET) >> 32
         here_ns = publisher.born_ns
         if known and born_ns:
-            # A client cannot make its messages younger than now.
-            stamp_ns = born_ns - shift_ns
-            if stamp_ns > here_ns:
-                here_ns = publisher.born_ns = min(now_ns, stamp_ns)
-            elif not here_ns:  # older than our clock
-                here_ns = publisher.born_ns = 1
+            stamp_ns: i64 = born_ns - shift_ns
+            if stamp_ns <= here_ns:
+                if not here_ns:  # older than our clock
+                    here_ns = publisher.born_ns = 1
+            elif stamp_ns > now_ns:  # a client cannot make its messages younger than now
+                here_ns = publisher.born_ns = now_ns
+            else:
+                here_ns = publisher.born_ns = stamp_ns
         data.write(body[copied : offset + BORN_OFFSET])
         write_i64_le(data, here_ns)
         copied = offset + BORN_END

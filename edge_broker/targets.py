@@ -24,6 +24,7 @@ from edge_broker.model import DropReason, Peer, Route, Topic
 from edge_broker.resending import Resending
 from overlay.batch import (
     BATCH_HEADER_BYTES,
+    BORN_OFFSET,
     LENGTH_WORD_OFFSET,
     MESSAGE_HEADER_BYTES,
     PUBLISHER_OFFSET,
@@ -33,7 +34,7 @@ from overlay.batch import (
 from overlay.messages import Role
 from overlay.outbox import Outbox
 from overlay.paths import Choice
-from overlay.schedule import Unsure
+from overlay.schedule import Unsure, bucket_born_ns
 from overlay.tracer import Tracer
 from overlay.urgency import UNORDERED
 
@@ -315,7 +316,8 @@ class Targets:
         for route, run in again.take():
             if self._tracer is not None:
                 self._tracer.send_again(run)
-            self._dispatch.send(route, run, touched, now_ns)
+            born_ns = bucket_born_ns(read_i64_le(run.data, BORN_OFFSET), 0)
+            self._dispatch.send(route, run, born_ns, touched, now_ns)
 
     def _update_onward(self, topic: Topic) -> None:
         onward = [self.lan_edges[edge] for edge in topic.interested_edges if edge in self.lan_edges]

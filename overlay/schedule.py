@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final, Generic, TypeVar
 
+from overlay.messages import UNKNOWN_CLOCK_SHIFT
+
 Job = TypeVar("Job")
 
 BUCKET_SHIFT: Final = 20
 """A bucket spans 2^20 ns, about a millisecond."""
 BUCKET_NS: Final = 1 << BUCKET_SHIFT
+UNKNOWN_BIRTH: Final = -(2**63)
+"""Instead of a time: nobody knows when the message was born."""
 _NO_KEY: Final = -(2**63)
 _ALL_LEVELS: Final = 2**31
 
@@ -173,6 +177,18 @@ class Lanes(Generic[Job]):
         assert self._size == sum(len(lane) for lane in self._lanes.values())
         for lane in self._lanes.values():
             lane.validate()
+
+
+def bucket_born_ns(born_ns: int, clock_shift_ns: int) -> int:
+    """When the bucket began that a message was born in, on our clock; UNKNOWN_BIRTH if nobody knows.
+
+    Messages are due so long after this, not after their own birth: a run is queued with the deadline of
+    its first message, and may begin with one that is older than the next by another publisher. Only if
+    all messages of a bucket are due at the same time does a publisher's later one never come before.
+    """
+    if not born_ns or clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+        return UNKNOWN_BIRTH
+    return (born_ns >> BUCKET_SHIFT << BUCKET_SHIFT) - clock_shift_ns
 
 
 class Unsure:

@@ -56,10 +56,9 @@ from overlay.bounds import NO_DELAYS, UNBOUNDED, Delays, needs_replication, repl
 from overlay.delay import add_shifts
 from overlay.errors import ProtocolError
 from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, UNROUTED_MAX_BYTES, UNROUTED_MAX_NS
-from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
-from overlay.schedule import BUCKET_SHIFT, Unsure
+from overlay.schedule import BUCKET_NS, BUCKET_SHIFT, UNKNOWN_BIRTH, Unsure, bucket_born_ns
 from overlay.shedding import crash_losses, keep_every, relieve
 from overlay.trace import Event
 from overlay.tracer import Tracer, reason_named, sampled_offsets, threshold_of
@@ -267,35 +266,43 @@ class RouterCore:
         run_start: i64 = BATCH_HEADER_BYTES
         run_messages: i64 = 0
         run_topic: i64 = 0
-        run_born: i64 = 0
+        run_born_ns: i64 = 0
+        shift_ns = onward.clock_shift_ns
+        bucket_ns: i64 = 0
+        bucket_end_ns: i64 = 0
+        born_ns: i64 = UNKNOWN_BIRTH
         end: i64 = BATCH_HEADER_BYTES
         for _ in range(header.messages):
             start = end
             topic_id: i64 = read_i64_le(body, start)
             topic_id &= U32
-            born: i64 = read_i64_le(body, start + BORN_OFFSET) >> BUCKET_SHIFT
+            stamp_ns: i64 = read_i64_le(body, start + BORN_OFFSET)
+            if stamp_ns >= bucket_end_ns or stamp_ns < bucket_ns:
+                bucket_ns = stamp_ns >> BUCKET_SHIFT << BUCKET_SHIFT
+                bucket_end_ns = bucket_ns + BUCKET_NS
+                born_ns = bucket_born_ns(stamp_ns, shift_ns)
             length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             route = routes.get(topic_id) or self._route(source, topic_id)
-            if route is not run_route or born != run_born or (route is None and topic_id != run_topic):
+            if route is not run_route or born_ns != run_born_ns or (route is None and topic_id != run_topic):
                 if run_messages:
                     run = cut_run(run_messages, body, run_start, start, came)
                     if run_route is None:
                         self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
                     else:
-                        self._schedule(run_route, onward, run, touched, now_ns)
+                        self._schedule(run_route, onward, run, run_born_ns, touched, now_ns)
                 run_route = route
                 run_start = start
                 run_messages = 0
                 run_topic = topic_id
-                run_born = born
+                run_born_ns = born_ns
             run_messages += 1
         if run_messages:
             run = cut_run(run_messages, body, run_start, end, came)
             if run_route is None:
                 self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
             else:
-                self._schedule(run_route, onward, run, touched, now_ns)
+                self._schedule(run_route, onward, run, run_born_ns, touched, now_ns)
         self._admitted += header.messages
         return header.messages, touched
 
@@ -424,26 +431,29 @@ class RouterCore:
 
     # Details
 
-    def _schedule(self, route: Route, header: BatchHeader, run: Run, touched: set[Peer], now_ns: int) -> None:
-        """Queue a run for its edges, and for the backup if it must be replicated."""
+    def _schedule(
+        self, route: Route, header: BatchHeader, run: Run, born_ns: int, touched: set[Peer], now_ns: int
+    ) -> None:
+        """Queue a run for its edges, and for the backup if it must be replicated.
+
+        `born_ns` is the `bucket_born_ns` of its messages: never later than they really were born.
+        """
         if route.primary is not None:
             # An edge has turned to us, so the primary is lost: what it left comes first.
             self._dispatch_left(route.primary, touched, now_ns)
-        born_ns = read_i64_le(run.data, BORN_OFFSET)
-        # Born on the origin's clock, brought to ours: never later than the message really was born.
-        known = born_ns != 0 and header.clock_shift_ns != UNKNOWN_CLOCK_SHIFT
-        born_here_ns = born_ns - header.clock_shift_ns if known else now_ns
+        known = born_ns != UNKNOWN_BIRTH
+        if not known:
+            born_ns = now_ns
         deadline = 0
         if self._mode.by_deadline:
-            deadline = born_here_ns + route.deadline_ns
-            deadline = max(deadline, route.unsure.until_ns)
+            deadline = max(born_ns + route.deadline_ns, route.unsure.until_ns)
             if not known:
                 route.unsure.until_ns = deadline
         copy: Copy | None = None
         if route.backup is not None and (
             route.replicates or (route.backup != _NOBODY and _is_overloaded(route, now_ns))
         ):
-            copy = Copy(header, run, len(route.peers), route.backup, born_here_ns + route.replicate_ns)
+            copy = Copy(header, run, len(route.peers), route.backup, born_ns + route.replicate_ns)
             self._undispatched[copy] = None
             self._replicate(copy, touched, now_ns)
         for peer in route.peers:
@@ -601,7 +611,8 @@ class RouterCore:
             return False
         self._unrouted_bytes -= len(item.run.data)
         onward = item.header.shifted(add_shifts(item.header.clock_shift_ns, item.clock_shift_ns))
-        self._schedule(route, onward, item.run, touched, now_ns)
+        born_ns = bucket_born_ns(read_i64_le(item.run.data, BORN_OFFSET), onward.clock_shift_ns)
+        self._schedule(route, onward, item.run, born_ns, touched, now_ns)
         return True
 
     def _drop_unrouted(self, run: Run, now_ns: int) -> None:

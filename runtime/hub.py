@@ -242,6 +242,11 @@ class Hub:
         return len(self._connections)
 
     @property
+    def links(self) -> list[Link]:
+        """Links with a connection that has introduced itself."""
+        return [connection.link for connection in self._connections if connection.link is not None]
+
+    @property
     def datagrams_rejected(self) -> int:
         """Datagrams of unknown channels, forged or replayed."""
         return self._datagrams.rejected if self._datagrams is not None else 0

@@ -55,6 +55,19 @@ class Traces:
     location: str
 
 
+SMALL_JOB: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.driver.extraJavaOptions": f"{QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
+}
+"""Settings with which Spark is quick on one machine as long as there is little to do at a time.
+
+The stack is for queries that are stopped in a batch: Spark looks through the long reason with a recursive
+expression.
+"""
+
+
 def open_session(
     master: str, name: str, java_home: Path | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -127,12 +140,7 @@ def settings_for(url: str) -> dict[str, str]:
     if rows > SMALL_ROWS:
         # So small that a few of them are sorted in memory at a time.
         return {"spark.sql.shuffle.partitions": str(max(4, -(-rows // PARTITION_ROWS)))}
-    return {
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.driver.extraJavaOptions": f"{QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
+    return SMALL_JOB
 
 
 def is_url(location: str) -> bool:

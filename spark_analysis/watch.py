@@ -3,13 +3,14 @@
 New Parquet files of the shipper are read as they come. A window is told once it is final: when
 rows that are later than the window and the allowed delay have been read. Rows that come later
 still are left out. What was read and told is kept in a checkpoint, so that a watch that is
-stopped goes on where it was.
+stopped goes on where it was. Whoever looks on can also be told of topics *so far*, with every batch.
 
 Within a stream the age bound is the age: to know the true one would mean to keep all messages. Only the
 names of those that crossed a link are kept, for as long as rows may be late, to count each once.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Row as SparkRow
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -25,9 +27,12 @@ from spark_analysis.reading import ROWS_SCHEMA, local_url
 from spark_analysis.schema import ROWS_FOLDER
 
 WINDOW_S: Final = 10
-LATE_S: Final = 30
+LATE_S: Final = 20
 """A segment is open for up to 10 s and shipped within seconds: rows this late still count."""
+SO_FAR: Final = "topics so far"
 FILES_PER_BATCH: Final = 200
+BATCH_END_S: Final = 5.0
+"""A batch that runs when the watch is ended may take so long to end by itself."""
 SHOWN_ROWS: Final = 1_000
 """Rows of one batch that are told."""
 ACCURACY: Final = 1_000
@@ -99,8 +104,10 @@ def link_windows(rows: DataFrame, window_s: int) -> DataFrame:
     )
 
 
-def start(session: SparkSession, settings: WatchSettings, tell: Tell) -> list[StreamingQuery]:
-    """Begin to watch; `tell` gets each batch of final windows."""
+def start(
+    session: SparkSession, settings: WatchSettings, tell: Tell, tell_so_far: Tell | None = None
+) -> list[StreamingQuery]:
+    """Begin to watch; `tell` gets final windows, `tell_so_far` those of topics as they grow."""
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -112,15 +119,19 @@ def start(session: SparkSession, settings: WatchSettings, tell: Tell) -> list[St
         "topics": topic_windows(rows, settings.window_s),
         "links": link_windows(rows, settings.window_s),
     }
-    return [_start(name, frame, settings.out, tell) for name, frame in windows.items()]
+    queries = [_start(name, frame, settings.out, tell) for name, frame in windows.items()]
+    if tell_so_far is not None:
+        queries.append(_start_so_far(windows["topics"], settings.out, tell_so_far))
+    return queries
 
 
 def wait(queries: Sequence[StreamingQuery], seconds: int) -> None:
     """Let the watch go on for a while; raises AnalysisError if it has failed."""
+    with contextlib.suppress(StreamingQueryException):
+        queries[0].awaitTermination(seconds)
     for query in queries:
-        try:
-            query.awaitTermination(max(1, seconds // len(queries)))
-        except StreamingQueryException as error:
+        error = query.exception()
+        if error is not None:
             raise AnalysisError(
                 f"the watch of {query.name} failed ({str(error).splitlines()[0]}): if its checkpoint does "
                 "not fit any more, give another --out"
@@ -129,10 +140,13 @@ def wait(queries: Sequence[StreamingQuery], seconds: int) -> None:
 
 def stop(session: SparkSession, queries: Sequence[StreamingQuery]) -> None:
     """End the watch where it is; its checkpoint stays. A session must not be stopped before its queries."""
-    # Whatever is interrupted says so at length: that is no failure of the watch.
+    # Whatever is interrupted says so at length, which is no failure of the watch: it is waited for a little.
     session.sparkContext.setLogLevel("OFF")
+    ends_s = time.monotonic() + BATCH_END_S
     for query in queries:
         with contextlib.suppress(Exception):
+            while query.status["isTriggerActive"] and time.monotonic() < ends_s:
+                time.sleep(0.1)
             query.stop()
 
 
@@ -141,7 +155,7 @@ def _start(name: str, frame: DataFrame, out: Path, tell: Tell) -> StreamingQuery
         # The number makes it idempotent: a batch that is done again after a crash replaces itself.
         kept = batch.persist()
         try:
-            found = kept.orderBy("window_start", name.removesuffix("s")).limit(SHOWN_ROWS).collect()
+            found = _shown(kept, name)
             if found:
                 kept.write.mode("overwrite").parquet(local_url(out / name / f"batch={number:06}"))
                 tell(name, [row.asDict() for row in found])
@@ -155,6 +169,28 @@ def _start(name: str, frame: DataFrame, out: Path, tell: Tell) -> StreamingQuery
         .foreachBatch(write)
         .start()
     )
+
+
+def _start_so_far(topics: DataFrame, out: Path, tell: Tell) -> StreamingQuery:
+    def show(batch: DataFrame, number: int) -> None:
+        found = _shown(batch, "topics")
+        if found:
+            tell("topics", [row.asDict() for row in found])
+
+    return (
+        topics.writeStream.queryName(SO_FAR)
+        .outputMode("update")
+        .option("checkpointLocation", local_url(out / "checkpoints" / "so-far"))
+        .foreachBatch(show)
+        .start()
+    )
+
+
+def _shown(batch: DataFrame, name: str) -> list[SparkRow]:
+    """What of a batch is told: the latest windows, in the order of time."""
+    key = name.removesuffix("s")
+    found = batch.orderBy(sf.desc("window_start"), key).limit(SHOWN_ROWS).collect()
+    return sorted(found, key=lambda row: (row["window_start"], row[key]))
 
 
 def _percentiles(duration_ns: Column) -> Column:

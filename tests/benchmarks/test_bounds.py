@@ -4,8 +4,9 @@ import statistics
 
 import pytest
 
-from benchmarks import bounds, ring
+from benchmarks import bounds, bounds_cost, ring
 from benchmarks.bounds import PinnedClock, Settings, Tally
+from benchmarks.switching import ALL, PLACES
 from clients import ReceivedMessage
 from overlay.limits import MILLISECOND_NS
 
@@ -33,16 +34,26 @@ def test_a_pinned_clock_stands_still() -> None:
 
 
 def test_what_bounds_cost_is_measured() -> None:
-    cost = bounds.measure_cost(rounds=2)
+    cost = bounds_cost.measure_cores(rounds=2)
     low, high = cost["interval_percent"]
     assert cost["off_us_per_message"] > 0 and low <= cost["percent"] <= high
-    assert "bounds cost" in bounds.cost_summary(cost)
+    assert "bounds cost" in bounds_cost.cores_summary(cost)
+
+
+@pytest.mark.testbed
+async def test_real_brokers_are_measured_with_bounds_and_without() -> None:
+    cost = await bounds_cost.measure_brokers(seconds=0.5, messages=400, say=lambda _: None)
+    assert cost["rounds"] >= 1
+    assert cost["unknown_pct"] == {"off": 100.0, "control": 100.0, "on": 0.0}, "bounds were switched"
+    assert [place["place"] for place in cost["places"]] == [*PLACES, ALL]
+    assert all(place["off_us_per_message"] > 0 for place in cost["places"])
+    assert "| bounds | egress edge |" in bounds_cost.brokers_summary(cost)
 
 
 @pytest.mark.testbed
 async def test_no_bound_is_below_the_truth_and_links_are_bounded_closely() -> None:
     """What it costs is left to the benchmark itself: tests share the machine with others."""
-    result = await bounds.measure(Settings(messages=40_000, cost_rounds=1), lambda _: None)
+    result = await bounds.measure(Settings(messages=40_000, core_rounds=1, broker_seconds=0), lambda _: None)
     assert result["messages"] >= 40_000
     assert result["below_truth"] == 0, bounds.summary(result)  # with by how much
     assert len(result["ways"]) == 6

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import tracing
+from benchmarks import switching, tracing
 from benchmarks.comparison import median_interval
-from benchmarks.tracing import JUDGED, PLACES, Settings, judge
+from benchmarks.switching import PLACES
+from benchmarks.tracing import JUDGED, Settings, judge
 
 
 def test_the_interval_holds_the_median_as_often_as_it_says():
@@ -54,6 +55,6 @@ async def test_real_brokers_are_measured_with_tracing_and_without():
     assert [cost["sampling"] for cost in result["costs"]] == [JUDGED, 1.0]
     for found in result["costs"]:
         assert found["rounds"] >= 1
-        assert [place["place"] for place in found["places"]] == [*PLACES, tracing.ALL]
+        assert [place["place"] for place in found["places"]] == [*PLACES, switching.ALL]
         assert all(place["off_us_per_message"] > 0 for place in found["places"])
-    assert "| 100 % | egress edge |" in tracing.summary(result)
+    assert "| 100 % traced | egress edge |" in tracing.summary(result)

@@ -14,6 +14,7 @@ from overlay.limits import MILLISECOND_NS, OUTBOX_MAX_BYTES, SECOND_NS
 from overlay.messages import UNKNOWN_CLOCK_SHIFT, Message
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
+from overlay.schedule import BUCKET_SHIFT
 from overlay.urgency import urgency
 from tests.edge_broker.lan import (
     HERE,
@@ -189,6 +190,31 @@ def test_an_urgent_topic_overtakes_what_waits_and_an_older_message_a_younger_one
     old = a_message(1, publisher=301, born_ns=NOW - 20 * MS)
     lan.core.admit_from_broker(body_of([young, old]), 0, NOW)
     assert drain(subscriber.outbox) == [old, young]
+
+
+@pytest.mark.parametrize("sixteenth", range(16))
+def test_a_run_that_begins_with_an_older_message_of_another_publisher_overtakes_nothing(
+    lan: Lan, sixteenth: int
+) -> None:
+    """All were born in one millisecond, wherever the bounds of milliseconds fall on our clock."""
+    lan.core.add_endpoint(lan.publisher, PUB, 101, lan.topic)
+    subscriber = lan.subscribe()
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    born_ns = (NOW >> BUCKET_SHIFT << BUCKET_SHIFT) + (sixteenth << BUCKET_SHIFT) // 16
+    now_ns = born_ns + 10 * MS
+    for here in (True, False):
+        ours, others = (100, 101) if here else (300, 301)
+        first = a_message(1, publisher=ours, born_ns=born_ns + 900_000)
+        other = a_message(1, publisher=others, born_ns=born_ns + 100_000)
+        second = a_message(2, publisher=ours, born_ns=born_ns + 950_000)
+        for messages in ([first], [other, second]):
+            if here:
+                lan.core.admit_from_client(lan.publisher, body_of(messages), 0, now_ns)
+            else:
+                lan.core.admit_from_broker(body_of(messages), born_ns - NOW, now_ns)
+        for outbox in (subscriber.outbox, lan.outboxes["r1"]) if here else (subscriber.outbox,):
+            assert [m.sequence for m in drain(outbox) if m.publisher == ours] == [1, 2]
 
 
 def test_messages_from_brokers_are_delivered_with_their_header_and_bytes_unchanged(lan: Lan) -> None:

@@ -453,9 +453,27 @@ def test_a_message_that_arrives_old_gets_a_tighter_dispatch_deadline(link_shift_
         core.admit(source, body_of([message]), link_shift_ns, now_ns)
         due[age_ns] = core.peers["b1"].outbox.next_deadline_ns
         assert due[age_ns] is not None
-        # Deadlines count in buckets, rounded down.
-        assert 0 <= now_ns + 100_000_000 - age_ns - due[age_ns] < 1 << BUCKET_SHIFT
+        # Both the birth, on the origin's clock, and the deadline count in buckets, rounded down.
+        deadline = (born_ns >> BUCKET_SHIFT << BUCKET_SHIFT) - link_shift_ns + 100_000_000
+        assert due[age_ns] == deadline >> BUCKET_SHIFT << BUCKET_SHIFT
+        assert 0 <= now_ns + 100_000_000 - age_ns - due[age_ns] < 2 << BUCKET_SHIFT
     assert due[40_000_000] < due[5_000_000] < due[0]
+
+
+@pytest.mark.parametrize("sixteenth", range(16))
+def test_a_run_that_begins_with_an_older_message_of_another_publisher_overtakes_nothing(
+    sixteenth: int,
+) -> None:
+    """All three were born in one millisecond, wherever the bounds of milliseconds fall on our clock."""
+    core = _core(t1=["b1"], t2=["b1"])
+    born_ns = 1_000 << BUCKET_SHIFT
+    shift_ns = -(sixteenth << BUCKET_SHIFT) // 16
+    first = Message(1, 9, 1, born_ns + 900_000, b"")
+    other = Message(2, 8, 1, born_ns + 100_000, b"")
+    second = Message(1, 9, 2, born_ns + 950_000, b"")
+    for messages in ([first], [other, second]):
+        core.admit(core.peers["a1"], body_of(messages), shift_ns, born_ns + MS)
+    assert [message.sequence for message in _take(core, "b1") if message.publisher == 9] == [1, 2]
 
 
 def test_a_message_known_to_be_old_does_not_overtake_those_of_unknown_age_before_it() -> None:

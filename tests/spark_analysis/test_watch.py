@@ -15,6 +15,7 @@ from tests.spark_analysis.nodes import MS, QOS, Delays, Overlay
 def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path: Path):
     traces = tmp_path / "traces of today=1%"
     told: list[tuple[str, dict[str, Any]]] = []
+    so_far: list[dict[str, Any]] = []
     turn = threading.Lock()
 
     def tell(kind: str, rows: list[dict[str, Any]]) -> None:
@@ -23,7 +24,8 @@ def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path
 
     def watch_all() -> None:
         location, _ = prepare(str(traces))
-        queries = start(spark, WatchSettings(location, tmp_path / "out", window_s=1, late_s=1), tell)
+        plan = WatchSettings(location, tmp_path / "out", window_s=1, late_s=1)
+        queries = start(spark, plan, tell, lambda _, rows: so_far.extend(rows))
         for query in queries:
             query.processAllAvailable()
             query.stop()
@@ -50,6 +52,9 @@ def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path
     assert [row["deliveries"] for row in topics] == [95, 100, 100]
     assert [row["missed"] for row in topics] == [0, 10, 0]
     assert topics[0]["topic"] == "valve"
+    # Whoever looks on has seen all that came.
+    assert [row["deliveries"] for row in so_far] == [95, 100, 100, 100, 4]
+    assert so_far[1]["missed"] == 10
     assert 41 <= topics[0]["p50_ms"] <= 43
     links = [row for kind, row in told if kind == "links"]
     assert {row["link"] for row in links} >= {

@@ -1,0 +1,253 @@
+"""What something costs real brokers that can be switched while they run: processor time per message.
+
+An edge, a routing broker and an edge, each a process of its own on one core, carry some thousand
+messages from LAN to LAN in short turns: with it *on*, *off*, and off once more as a *control*, in random
+order. What counts is the processor time of each process per message, sockets and all, because that is what
+limits a broker's throughput.
+
+Two processes that run the same code differ by some percent, because of where their memory happens to be;
+therefore it is switched in one. A core may be half as fast a second later, whatever we do, but hardly
+within a hundredth of one. Therefore each turn is compared with those of the same round that were off, and of
+a thousand such comparisons the median is given, with the interval that holds the true one in 95 of 100
+cases, whatever their distribution. What the control differs by is what the measurement cannot tell.
+"""
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import machine
+from benchmarks.comparison import median_interval
+from clients import Client, Publisher, Subscription
+from coordinator.embedded import EmbeddedZooKeeper
+from overlay.errors import IsthmusError
+from overlay.qos import TopicQos
+
+BATCH: Final = 200
+SETTLE_S: Final = 0.002
+"""Between turns: what is still acknowledged is not the next turn's."""
+PAYLOAD: Final = bytes(16)
+QUIET_S: Final = 30.0
+"""Give up if nothing arrives for this long."""
+PLACES: Final = ("ingress edge", "routing broker", "egress edge")
+ALL: Final = "all three"
+WAYS: Final = ("off", "control", "on")
+
+Say = Callable[[str], None]
+Turn = dict[str, float]
+"""Microseconds of processor time per message, by place."""
+
+
+class SwitchingBenchmarkError(IsthmusError):
+    """The measurement could not be made."""
+
+
+class Worker:
+    """The process with the brokers of one place."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.locators: list[str] = []
+        """Where its brokers listen, in the order of the beds."""
+
+    async def answer(self) -> str:
+        """A line it says."""
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), QUIET_S)
+        if not line:
+            raise SwitchingBenchmarkError("a process with brokers ended: see above for its reason")
+        return line.decode()
+
+    async def switch(self, command: str) -> None:
+        """Have all of its brokers do one of `benchmarks.switching_worker.COMMANDS`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n".encode())
+        await self.answer()
+
+    def processor_ns(self) -> int:
+        """Processor time of all its threads."""
+        spent = 0
+        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has just ended
+                spent += int((thread / "schedstat").read_text().split()[0])
+        return spent
+
+
+@asynccontextmanager
+async def _worker(task: dict[str, Any]) -> AsyncIterator[Worker]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "benchmarks.switching_worker",
+        json.dumps(task),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    try:
+        worker = Worker(process)
+        worker.locators = json.loads(await worker.answer())
+        yield worker
+    finally:
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), QUIET_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def workers_for(brokers_at: Callable[[str], list[dict[str, Any]]]) -> AsyncIterator[dict[str, Worker]]:
+    """A process with brokers for each place; the load has the first core, the brokers share the last."""
+    async with AsyncExitStack() as stack:
+        zookeeper = EmbeddedZooKeeper()
+        await asyncio.to_thread(zookeeper.start)
+        stack.push_async_callback(asyncio.to_thread, zookeeper.stop)
+        cores = machine.core_numbers()
+        machine.confine(cores[:1])
+        stack.callback(machine.confine, cores)
+        workers = {}
+        for place in PLACES:
+            brokers = [broker_at(place) | options for options in brokers_at(place)]
+            task = {"zookeeper": zookeeper.hosts, "cores": cores[-1:], "brokers": brokers}
+            workers[place] = await stack.enter_async_context(_worker(task))
+        yield workers
+
+
+def broker_at(place: str) -> dict[str, Any]:
+    """The broker of a place, less its folder in ZooKeeper."""
+    options: dict[str, Any] = {"id": place.replace(" ", "-")}
+    if place != "routing broker":
+        options["lan"] = "a" if place == "ingress edge" else "b"
+    return options
+
+
+class Bed:
+    """The clients that load three brokers, and what is switched in these."""
+
+    def __init__(self, workers: Mapping[str, Worker], on: str, off: str, seed: int) -> None:
+        self.turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
+        self.unknown = dict.fromkeys(WAYS, 0)
+        """Messages of unknown age."""
+        self._workers = workers
+        self._commands = {way: on if way == "on" else off for way in WAYS}
+        self._randomness = random.Random(seed)
+        self._ends: dict[str, tuple[Publisher, Subscription]] = {}
+
+    async def connect(
+        self, stack: AsyncExitStack, number: int, topics: Mapping[str, tuple[str, TopicQos | None]]
+    ) -> None:
+        """Connect to the brokers of this number; each way has a topic, the same or its own."""
+        ends = (self._workers[place].locators[number] for place in ("ingress edge", "egress edge"))
+        clients = [Client([locator]) for locator in ends]
+        for client in clients:
+            await client.start()
+            stack.push_async_callback(client.close)
+        made: dict[str, tuple[Publisher, Subscription]] = {}
+        for way in WAYS:
+            name, qos = topics[way]
+            if name not in made:
+                made[name] = (await clients[0].publisher(name, qos), await clients[1].subscribe(name, qos))
+                await made[name][0].wait_for_subscribers(1, QUIET_S)
+            self._ends[way] = made[name]
+
+    async def measure(self, seconds: float, messages: int, batch: int = BATCH) -> None:
+        """Take turns for a while; `batch` messages are published at once, and so have one time of birth."""
+        for way in WAYS:  # makes routes, warms caches
+            await self._switch(way)
+            await self._carry(way, messages, batch)
+        self.unknown = dict.fromkeys(WAYS, 0)
+        ends_s = time.monotonic() + seconds
+        while time.monotonic() < ends_s or not self.turns["on"]:
+            for way in self._randomness.sample(WAYS, len(WAYS)):
+                await self._switch(way)
+                await asyncio.sleep(SETTLE_S)
+                before = [worker.processor_ns() for worker in self._workers.values()]
+                await self._carry(way, messages, batch)
+                await asyncio.sleep(SETTLE_S)
+                spent = zip(self._workers.items(), before, strict=True)
+                turn = {place: (worker.processor_ns() - ns) / messages / 1e3 for (place, worker), ns in spent}
+                self.turns[way].append(turn | {ALL: sum(turn.values())})
+
+    async def _switch(self, way: str) -> None:
+        for worker in self._workers.values():
+            await worker.switch(self._commands[way])
+
+    async def _carry(self, way: str, messages: int, batch: int) -> None:
+        publisher, subscription = self._ends[way]
+        for start in range(0, messages, batch):
+            await publisher.publish_many([PAYLOAD] * min(batch, messages - start))
+        received = 0
+        while received < messages:
+            arrived = await subscription.receive_many(QUIET_S)
+            received += len(arrived)
+            self.unknown[way] += sum(message.age_bound_ms is None for message in arrived)
+
+
+def compare(turns: Mapping[str, Sequence[Turn]], added_us: float = 0.0) -> list[dict[str, Any]]:
+    """What it costs at each place and at all; `added_us` per message and broker was measured elsewhere."""
+    places = []
+    for place in (*PLACES, ALL):
+        off, control, on = ([turn[place] for turn in turns[way]] for way in WAYS)
+        off_us = statistics.median(off)
+        added_pct = 100 * added_us * (len(PLACES) if place == ALL else 1) / off_us
+        # Both turns of a round that were off are what the other is compared with: that is less noisy.
+        without = [(a + b) / 2 for a, b in zip(off, control, strict=True)]
+        more = sorted(100 * (b / a - 1) + added_pct for a, b in zip(without, on, strict=True))
+        places.append(
+            {
+                "place": place,
+                "off_us_per_message": round(off_us, 3),
+                "more_pct": round(statistics.median(more), 2),
+                "interval_pct": [round(end, 2) for end in median_interval(more)],
+                "added_pct": round(added_pct, 2),
+                "control_pct": [
+                    round(end, 2)
+                    for end in median_interval([100 * (b / a - 1) for a, b in zip(off, control, strict=True)])
+                ],
+                "deciles_pct": [round(more[len(more) * tenth // 10], 1) for tenth in range(1, 10)],
+            }
+        )
+    return places
+
+
+def judge(places: Sequence[dict[str, Any]], allowed_pct: float) -> bool | None:
+    """Whether it costs no broker more than it may; None if this measurement cannot tell."""
+    if any(place["interval_pct"][0] > allowed_pct for place in places):
+        return False
+    blurred = any(abs(end) > allowed_pct / 2 for place in places for end in place["control_pct"])
+    if not places or blurred or any(place["interval_pct"][1] > allowed_pct for place in places):
+        return None
+    return True
+
+
+VERDICTS: Final = {
+    True: "costs no broker more than",
+    False: "costs a broker more than",
+    None: "could not be told to cost more or less than",
+}
+
+
+def table(costs: Sequence[tuple[str, int, Sequence[Mapping[str, Any]]]]) -> list[str]:
+    """Lines of a table: for each cost a name, its rounds, and what `compare` found."""
+    lines = [
+        "| | broker | rounds | µs per message without | more | 95 % sure between | control between |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    lines.extend(
+        f"| {name} | {place['place']} | {rounds:,} "
+        f"| {place['off_us_per_message']:.2f} | {place['more_pct']:+.1f} % "
+        f"| {place['interval_pct'][0]:+.1f} and {place['interval_pct'][1]:+.1f} % "
+        f"| {place['control_pct'][0]:+.1f} and {place['control_pct'][1]:+.1f} % |"
+        for name, rounds, places in costs
+        for place in places
+    )
+    return lines
