@@ -153,8 +153,12 @@ compose-test: install ## Real containers: the compose file, faults, leftovers; s
 	tests/compose/run $(TESTFLAGS)
 
 .PHONY: netem-test
-netem-test: install ## The WAN of tc netem, on a kernel that has it: ours, or Debian's in a virtual machine (root)
+netem-test: install ## The WAN of tc netem, on a kernel that has it: ours, or Debian's user-mode kernel (root)
 	tests/netem/run $(TESTFLAGS)
+
+.PHONY: netem-calibration
+netem-calibration: install ## Measure links of tc netem over 50,000 packets, on the same kernel (root)
+	tests/netem/run --command python -m topology.emulation --table --wan netem
 
 .PHONY: clean
 clean: interpret ## Remove the virtual environment and caches

@@ -5,13 +5,17 @@
 
 emulates one link with these conditions both ways, measures it (`topology.calibration`) and prints the
 record as JSON; the exit status is 0 if it is what was asked for.
+
+    python -m topology.emulation --table [--wan ferry|netem]
+
+does that with four links, one after the other, and prints the table of docs/testbed.md.
 """
 
 import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +29,13 @@ from topology.tun import set_up_device
 from topology.wan_kind import WanKind
 
 SEED: Final = 1
+TABLE_LINKS: Final = (
+    LinkConditions(delay_ms=30),
+    LinkConditions(delay_ms=250, loss=0.01),
+    LinkConditions(delay_ms=80, jitter_ms=10, loss=0.02, burst=4),
+    LinkConditions(delay_ms=15, rate_mbit=20),
+)
+"""Those of the table in docs/testbed.md: a clean one, a far lossy one, one with everything, a narrow one."""
 
 
 class EmulatedNetwork(EmulatedWan):
@@ -126,29 +137,56 @@ async def calibrate_conditions(
     }
 
 
+async def calibrate_table(directory: Path, *, packets: int, seed: int, wan: WanKind) -> bool:
+    """Measure the links of the table and print it as they are done; whether all are what was asked for."""
+    print("| link | round trip | loss, each way | rate, each way | as asked for |\n|---|---|---|---|---|")
+    oks = []
+    for conditions in TABLE_LINKS:
+        record = await calibrate_conditions(
+            conditions, directory=directory, packets=packets, seed=seed, wan=wan
+        )
+        print(table_row(conditions, record), flush=True)
+        oks.append(record["ok"])
+    return all(oks)
+
+
+def table_row(conditions: LinkConditions, record: Mapping[str, Any]) -> str:
+    """What `calibrate_conditions` found, as a line of a Markdown table."""
+
+    def measured(what: str, form: str) -> str:
+        values = [item["measured"] for item in record["measurements"] if item["what"] == what]
+        return ", ".join(form.format(value) for value in values)
+
+    verdict = "yes" if record["ok"] else "no" if record["invalid"] is None else f"no: {record['invalid']}"
+    cells = [
+        conditions.describe(),
+        measured("rtt_ms", "{:.2f} ms"),
+        measured("loss", "{:.3%}"),
+        measured("rate_mbit", "{:.3f} Mbit/s"),
+        verdict,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
-    """Calibrate one link."""
+    """Calibrate one link, or those of the table."""
     parser = argparse.ArgumentParser(prog="emulation")
     for name in CONDITION_NAMES:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=float, default=getattr(LinkConditions(), name)
         )
+    parser.add_argument("--table", action="store_true", help="the links of docs/testbed.md")
     parser.add_argument("--packets", type=int, default=LOSS_PACKETS)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--wan", type=WanKind, choices=list(WanKind), default=WanKind.AUTO)
     arguments = parser.parse_args()
+    how = {"packets": arguments.packets, "seed": arguments.seed, "wan": arguments.wan}
     try:
-        conditions = LinkConditions(**{name: getattr(arguments, name) for name in CONDITION_NAMES})
         with tempfile.TemporaryDirectory() as directory:
-            record = asyncio.run(
-                calibrate_conditions(
-                    conditions,
-                    directory=Path(directory),
-                    packets=arguments.packets,
-                    seed=arguments.seed,
-                    wan=arguments.wan,
-                )
-            )
+            if arguments.table:
+                raise SystemExit(0 if asyncio.run(calibrate_table(Path(directory), **how)) else 1)
+            conditions = LinkConditions(**{name: getattr(arguments, name) for name in CONDITION_NAMES})
+            record = asyncio.run(calibrate_conditions(conditions, directory=Path(directory), **how))
     except TopologyError as error:
         parser.error(str(error))
     print(json.dumps({"conditions": conditions.describe(), **record}, indent=1))

@@ -3,13 +3,16 @@
 Where the traffic of a site enters the WAN there is a device with a class per other site, a netem in each,
 and a filter per host by its address (`topology.netem_wan` makes the devices):
 
-    htb root ── 1:1 ── netem 11: delay, loss, rate towards the first site
+    htb root ── 1:1 ── netem 11: delay and loss towards the first site ── tbf: its rate
              └─ 1:2 ── netem 12: ... towards the second
              └─ 1:999 everything else, untouched
 
-What differs from the ferry (`topology.lane`): with jitter and no rate packets may overtake each other,
-losses are not those of a seed, and nobody says when the kernel was late. What is the same is checked by
-the same calibration.
+Netem has rates of its own, but its queue counts packets, whatever their size: enough for 200 ms of large ones
+it drops small ones after a few milliseconds. The queue of tbf counts bytes.
+
+What differs from the ferry (`topology.lane`): with jitter packets may overtake each other, a packet that
+finds nothing before it takes no time for its own length, losses are not those of a seed, and nobody says when
+the kernel was late. What is the same is checked by the same calibration.
 """
 
 import shutil
@@ -18,6 +21,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from overlay.limits import SECOND_NS
 from topology.conditions import LinkConditions
 from topology.errors import DriverError
 from topology.lane import QUEUE_MAX_NS
@@ -31,16 +35,19 @@ QUANTUM_BYTES: Final = 60_000
 REST: Final = 999
 """The class of what goes to no other site."""
 PACKETS_MAX: Final = 100_000
-"""On the way at a time without a rate: netem drops the tail of a shorter queue."""
-PACKET_BYTES: Final = 1_500
+"""On the way at a time: netem drops the tail of a shorter queue."""
+PACKET_BYTES: Final = 1_600
+"""No packet is longer. A rate must allow one at once."""
+BURST_S: Final = 0.002
+"""By how much the kernel's timers may be late before a rate is not reached."""
 MBIT_BYTES: Final = 125_000
 ETHERNET_BYTES: Final = 14
-"""Netem counts them; rates of links are those of IP packets."""
+"""Queues count them; rates of links are those of IP packets."""
 
 
 def netem_words(conditions: LinkConditions, *, cut: bool = False) -> list[str]:
-    """One direction, as `tc qdisc ... netem` wants it. Nothing of what was said before stays."""
-    words = ["limit", str(_limit_packets(conditions))]
+    """Delay and loss of one direction, as `tc qdisc ... netem` wants them; what was said before goes."""
+    words = ["limit", str(PACKETS_MAX)]
     if conditions.delay_ms or conditions.jitter_ms:
         words += ["delay", f"{conditions.delay_ms:g}ms"]
         if conditions.jitter_ms:
@@ -50,10 +57,15 @@ def netem_words(conditions: LinkConditions, *, cut: bool = False) -> list[str]:
         words += ["loss", "100%"]
     elif conditions.loss:
         words += _loss_words(conditions)
-    if conditions.rate_mbit is None:
-        # A rate that is not mentioned stays.
-        return [*words, "rate", "0bit"]
-    return [*words, "rate", f"{conditions.rate_mbit:g}mbit", f"-{ETHERNET_BYTES}"]
+    return words
+
+
+def rate_words(rate_mbit: float) -> list[str]:
+    """A rate and the queue before it, as `tc qdisc ... tbf` wants it."""
+    bytes_per_s = rate_mbit * MBIT_BYTES
+    burst = max(PACKET_BYTES, round(bytes_per_s * BURST_S))
+    limit = max(PACKET_BYTES, round(bytes_per_s * QUEUE_MAX_NS / SECOND_NS))
+    return ["rate", f"{rate_mbit:g}mbit", "burst", str(burst), "limit", str(limit)]
 
 
 def _loss_words(conditions: LinkConditions) -> list[str]:
@@ -63,29 +75,29 @@ def _loss_words(conditions: LinkConditions) -> list[str]:
     return ["loss", "gemodel", f"{100 * enter:g}%", f"{100 * leave:g}%"]
 
 
-def _limit_packets(conditions: LinkConditions) -> int:
-    if conditions.rate_mbit is None:
-        return PACKETS_MAX
-    # What waits for its turn, as the ferry has it, and what is under way.
-    seconds = QUEUE_MAX_NS / 1e9 + (conditions.delay_ms + conditions.jitter_ms) / 1e3
-    return max(1, round(seconds * conditions.rate_mbit * MBIT_BYTES / PACKET_BYTES))
-
-
 def set_up_lines(device: str, lanes: Mapping[int, LinkConditions]) -> list[str]:
     """For `tc -batch`: a class with its conditions per site, by the sites' numbers. Hosts come later."""
     lines = [
-        f"qdisc replace dev {device} root handle 1: htb default {REST}",
+        f"qdisc replace dev {device} root handle 1: stab overhead -{ETHERNET_BYTES} htb default {REST}",
         _class_line(device, REST),
     ]
     for number, conditions in lanes.items():
-        lines += [_class_line(device, number), change_line(device, number, conditions)]
+        lines += [_class_line(device, number), *change_lines(device, number, conditions)]
     return lines
 
 
-def change_line(device: str, number: int, conditions: LinkConditions, *, cut: bool = False) -> str:
+def change_lines(device: str, number: int, conditions: LinkConditions, *, cut: bool = False) -> list[str]:
     """For `tc -batch`: new conditions towards the site of this number, counted from 1."""
     words = " ".join(netem_words(conditions, cut=cut))
-    return f"qdisc replace dev {device} parent 1:{number} handle {10 + number}: netem {words}"
+    # A handle for each kind: the kernel replaces no queue with another kind of the same handle.
+    if conditions.rate_mbit is None:
+        queue = f"handle {1_000 + number}: pfifo limit {PACKETS_MAX}"
+    else:
+        queue = f"handle {2_000 + number}: tbf {' '.join(rate_words(conditions.rate_mbit))}"
+    return [
+        f"qdisc replace dev {device} parent 1:{number} handle {10 + number}: netem {words}",
+        f"qdisc replace dev {device} parent {10 + number}:1 {queue}",
+    ]
 
 
 def host_line(device: str, host: int, address: str, number: int) -> str:
@@ -141,7 +153,7 @@ def why_no_netem() -> str | None:
             lines = set_up_lines("lo", {1: LinkConditions(10, 1, 0.02, 4, 10)})
             run_tc(batch=[*lines, host_line("lo", 1, "198.18.1.10", 1)])
         except DriverError as error:
-            found.append(f"the kernel has no sch_netem, sch_htb or cls_u32 ({error})")
+            found.append(f"the kernel has no sch_netem, sch_tbf, sch_htb or cls_u32 ({error})")
         else:
             found.append(None)
 

@@ -7,7 +7,7 @@ network namespace of its own that has no name: it goes with the process, however
 every device. In it there is a bridge per site and one that joins them:
 
     wan0 in a host ═══ h<host> ── s<site> ── u<site> ═══ d<site> ── hub ── ... the other sites
-                                             └ htb, netem per other site (`topology.netem`)
+                                             └ htb, netem and tbf per other site (`topology.netem`)
 
 All hosts of a site send through its `u<site>`, so that they share the link's rate. A packet passes one
 netem on its way. Whom an address belongs to is found out by ARP, which is not delayed: as with the ferry,
@@ -34,7 +34,7 @@ from topology.errors import DriverError
 from topology.flow_tap import FlowTap
 from topology.lines import say
 from topology.namespaces import enter_new, inside, run_ip, speak_ipv4_only
-from topology.netem import change_line, forget_line, host_line, run_tc, set_up_lines
+from topology.netem import change_lines, forget_line, host_line, run_tc, set_up_lines
 from topology.tun import DEVICE
 from topology.wan_server import ControlServer, Wan
 
@@ -69,12 +69,12 @@ class NetemLane:
 
     @is_cut.setter
     def is_cut(self, cut: bool) -> None:
-        run_tc(batch=[change_line(self.device, self.number, self.conditions, cut=cut)])
+        run_tc(batch=change_lines(self.device, self.number, self.conditions, cut=cut))
         self._is_cut = cut
 
     def change(self, conditions: LinkConditions) -> None:
         """Other conditions for what enters from now on."""
-        run_tc(batch=[change_line(self.device, self.number, conditions, cut=self._is_cut)])
+        run_tc(batch=change_lines(self.device, self.number, conditions, cut=self._is_cut))
         self.conditions = conditions
 
     def record(self) -> dict[str, Any]:

@@ -4,12 +4,13 @@ import asyncio
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.topology.namespaces_needed import needs_namespaces
 from topology.conditions import LinkConditions
-from topology.emulation import EmulatedNetwork, calibrate_conditions, two_sites
+from topology.emulation import EmulatedNetwork, calibrate_conditions, table_row, two_sites
 from topology.errors import DriverError
 from topology.namespaces import names_of, open_socket, why_unavailable
 from topology.netem import why_no_netem
@@ -55,6 +56,19 @@ async def test_calibration(conditions: LinkConditions, packets: int, wan: WanKin
     kinds = [item["what"] for item in record["measurements"]]
     assert kinds.count("rtt_ms") == 1 and kinds.count("loss") == 2
     assert kinds.count("rate_mbit") == (2 if conditions.rate_mbit else 0)
+
+
+def test_a_calibration_as_a_line_of_the_table() -> None:
+    def item(what: str, measured: float) -> dict[str, Any]:
+        return {"what": what, "measured": measured}
+
+    measurements = [item("rtt_ms", 30.214), item("loss", 0.01), item("rate_mbit", 19.9), item("loss", 0)]
+    record = {"ok": True, "invalid": None, "measurements": measurements}
+    conditions = LinkConditions(delay_ms=15, rate_mbit=20)
+    line = table_row(conditions, record)
+    assert line == "| 15 ms, 20 Mbit/s | 30.21 ms | 1.000%, 0.000% | 19.900 Mbit/s | yes |"
+    assert table_row(conditions, {**record, "ok": False}).endswith("| no |")
+    assert table_row(conditions, {**record, "ok": False, "invalid": "too busy"}).endswith("| no: too busy |")
 
 
 @pytest.mark.testbed
