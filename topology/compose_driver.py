@@ -79,11 +79,14 @@ class ComposeDriver(EmulatedFaults):
     """A running topology in containers. Use `running(topology, ComposeDriver)`."""
 
     def __init__(self, topology: Topology, settings: DriverSettings = DEFAULT_SETTINGS) -> None:
+        if settings.wan is WanKind.NETEM:
+            raise DriverError(
+                "containers are joined by the ferry on every kernel: leave --wan out, or run the topology in "
+                "namespaces with --driver netns"
+            )
         super().__init__(topology, settings)
         self.plan = _with_keepers(read_network(topology))
-        # Between containers netem has never been tried on a kernel that has it: who wants it says so.
-        wan = WanKind.FERRY if settings.wan is WanKind.AUTO else settings.wan
-        self._emulated = EmulatedWan(self.plan.links, self.directory, wan)
+        self._emulated = EmulatedWan(self.plan.links, self.directory, WanKind.FERRY)
         self.calibration: Calibration | None = None
         """Of the round trips, from the start."""
         roles = [(router.name, "router", "") for router in topology.routers]

@@ -9,8 +9,11 @@ import pytest
 import yaml
 
 from topology.compose import compose_text
-from topology.errors import TopologyError
+from topology.compose_driver import ComposeDriver
+from topology.driver import DriverSettings
+from topology.errors import DriverError, TopologyError
 from topology.model import Topology, library, load_topology, parse_topology
+from topology.wan_kind import WanKind
 
 ROOT = Path(__file__).parents[2]
 TWO_LANS = compose_text(load_topology("two-lans"), "two-lans")
@@ -125,3 +128,8 @@ def test_the_tools_accept_the_file(tool: tuple[str, ...], name: str, tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     assert "obsolete" not in done.stderr
+
+
+def test_netem_between_containers_is_refused_with_the_remedy() -> None:
+    with pytest.raises(DriverError, match="joined by the ferry on every kernel: leave --wan out, or run"):
+        ComposeDriver(load_topology("two-lans"), DriverSettings(wan=WanKind.NETEM))
