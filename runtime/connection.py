@@ -30,8 +30,6 @@ from overlay.limits import (
     DRIFT_MAX_PPM,
     HANDSHAKE_FRAME_MAX_BYTES,
     HANDSHAKE_TIMEOUT_NS,
-    INBOX_BROKER_BYTES,
-    INBOX_CLIENT_BYTES,
     READ_AT_ONCE_BYTES,
     SECOND_NS,
     UNREAD_MAX_BYTES,
@@ -43,7 +41,7 @@ from overlay.locator import Locator
 from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Role, Welcome
 from overlay.urgency import UNORDERED, class_least_ns
 from runtime.datagrams import Channel, Seal
-from runtime.inbox import rank_of
+from runtime.inbox import Waiting
 from runtime.kernel import host_answers, read_rest
 from runtime.link import Link
 from runtime.tls import CertificateName, TlsChannel, speaks_tls
@@ -93,13 +91,8 @@ class Connection(asyncio.Protocol):
         self._writable = True
         self._flush_scheduled = False
         self._reading_paused = False
-        self._inbox_full = False
-        self._defers = False
-        """What it brings may wait in the inbox."""
-        self._waiting_frames = 0
-        self._waiting_bytes = 0
-        self._waiting_most_bytes = INBOX_BROKER_BYTES
-        self._waiting_rank = 0
+        self._waiting: Waiting | None = None
+        """What of it waits in the inbox; None if nothing ever does."""
         self._arrived = 0
         """The number of the last data frame that came by this connection without saying its own."""
         self._unacknowledged_bytes = 0
@@ -146,7 +139,7 @@ class Connection(asyncio.Protocol):
                 if not frames:
                     return
                 self._handle_handshake(*frames[0])
-            at_once = not self._defers or (len(data) <= READ_AT_ONCE_BYTES and self.hub.inbox.is_empty)
+            at_once = self._waiting is None or (len(data) <= READ_AT_ONCE_BYTES and self.hub.inbox.is_empty)
             while self._state is State.OPEN and (taken := self._reader.take_frames()):
                 for kind, body in taken:
                     self._handle_frame(kind, body, at_once)
@@ -227,16 +220,16 @@ class Connection(asyncio.Protocol):
 
     def take_waiting(self, number: int, body: bytes) -> None:
         """Process a data frame that has waited in the inbox."""
-        self._waiting_frames -= 1
-        self._waiting_bytes -= len(body)
+        assert self._waiting is not None
+        was_full = self._waiting.is_full
+        self._waiting.take(body)
         if self.liveness is not None:
             self.liveness.heard()  # what it has sent since may be unread
         try:
             self.take_numbered(number, body, has_waited=True)
         except ProtocolError as error:
             self.close(error.reason, error.detail)
-        if self._inbox_full and self._waiting_bytes <= self._waiting_most_bytes // 2:
-            self._inbox_full = False
+        if self._waiting.is_full != was_full:
             self._choose_reading()
 
     def heard(self) -> None:
@@ -301,13 +294,18 @@ class Connection(asyncio.Protocol):
 
         Not while a frame is being processed: what waits then is not acknowledged and comes again.
         """
-        if self._waiting_frames and not self.hub.inbox.is_processing:
+        if self._waiting is not None and self._waiting.frames and not self.hub.inbox.is_processing:
             self.hub.inbox.drain(self)
+
+    @property
+    def _is_held_up(self) -> bool:
+        """We do not read what the peer sends: it may seem silent."""
+        return self._reading_paused or (self._waiting is not None and self._waiting.is_full)
 
     def _choose_reading(self) -> None:
         if self._transport is None or self._state is not State.OPEN:
             return
-        if self._reading_paused or self._inbox_full:
+        if self._is_held_up:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -320,7 +318,7 @@ class Connection(asyncio.Protocol):
         self._tick_datagrams(now_ns)
         if self._unacknowledged_bytes or liveness.is_due(now_ns, tick_ns):
             self._send_heartbeat(now_ns)
-        if self._reading_paused or self._inbox_full:
+        if self._is_held_up:
             liveness.heard()
         elif liveness.tick(now_ns, tick_ns) and (liveness.is_frozen or not self._host_answers(liveness)):
             self.abort(CloseReason.SILENT, f"nothing heard for {liveness.silent_ns / 1e6:.0f} ms")
@@ -465,13 +463,10 @@ class Connection(asyncio.Protocol):
         self._state = State.OPEN
         self._reader.open_up()
         self._arrived = self.link.received
+        roles = {self.hub.identity.role, self.link.role}
         # Copies for a backup are named by their number, and a client's own work is not ours to delay.
-        self._defers = self.hub.identity.role is not Role.CLIENT and {
-            self.hub.identity.role,
-            self.link.role,
-        } != {Role.ROUTER}
-        if self.link.role is Role.CLIENT:
-            self._waiting_most_bytes = INBOX_CLIENT_BYTES
+        if self.hub.identity.role is not Role.CLIENT and roles != {Role.ROUTER}:
+            self._waiting = Waiting(self.link.role)
         now_ns = self.hub.clock()
         self.liveness = Liveness(heartbeat_ns, self.hub.silence_floor_ns_for(heartbeat_ns), now_ns)
         self._send_heartbeat(now_ns)
@@ -499,7 +494,9 @@ class Connection(asyncio.Protocol):
             if at_once:
                 self.take_numbered(number, body)
             else:
-                self._let_wait(link, number, body)
+                assert self._waiting is not None
+                self.hub.inbox.push(self, self._waiting.add(body), number, body)
+                self._choose_reading()
         elif kind == FrameKind.HEARTBEAT:
             heartbeat = decode_heartbeat(body)
             assert self.liveness is not None
@@ -521,19 +518,6 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} twice")
             else:
                 self.hub.handler.on_control(link, message)
-
-    def _let_wait(self, link: Link, number: int, body: bytes) -> None:
-        rank = rank_of(body)
-        if link.role is Role.CLIENT and self._waiting_frames:
-            # A client's frames stay in order, also where its topics become more or less urgent.
-            rank = max(rank, self._waiting_rank)
-        self._waiting_rank = rank
-        self._waiting_frames += 1
-        self._waiting_bytes += len(body)
-        self.hub.inbox.push(self, rank, number, body)
-        if self._waiting_bytes > self._waiting_most_bytes and not self._inbox_full:
-            self._inbox_full = True
-            self._choose_reading()
 
     def _take_data(self, link: Link, body: bytes) -> None:
         now_ns = self.hub.clock()

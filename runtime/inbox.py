@@ -15,7 +15,8 @@ import asyncio
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from overlay.limits import INBOX_TURN_NS
+from overlay.limits import INBOX_BROKER_BYTES, INBOX_CLIENT_BYTES, INBOX_TURN_NS
+from overlay.messages import Role
 from overlay.urgency import SHEDDABLE, level_of
 from runtime.host import Clock
 
@@ -81,6 +82,39 @@ class Inbox:
         finally:
             self.is_processing = False
             self._schedule()
+
+
+class Waiting:
+    """What of one connection waits in the inbox."""
+
+    __slots__ = ("_keeps_order", "_most_bytes", "_rank", "frames", "is_full", "waiting_bytes")
+
+    def __init__(self, peer: Role) -> None:
+        self._keeps_order = peer is Role.CLIENT
+        """A client's frames stay in order, also where its topics become more or less urgent."""
+        self._most_bytes = INBOX_CLIENT_BYTES if peer is Role.CLIENT else INBOX_BROKER_BYTES
+        self._rank = 0
+        self.frames = 0
+        self.waiting_bytes = 0
+        self.is_full = False
+        """The peer's socket should not be read."""
+
+    def add(self, body: bytes) -> int:
+        """One more frame; returns how it ranks."""
+        rank = rank_of(body)
+        if self._keeps_order and self.frames:
+            rank = max(rank, self._rank)
+        self._rank = rank
+        self.frames += 1
+        self.waiting_bytes += len(body)
+        self.is_full = self.is_full or self.waiting_bytes > self._most_bytes
+        return rank
+
+    def take(self, body: bytes) -> None:
+        """A frame is being processed."""
+        self.frames -= 1
+        self.waiting_bytes -= len(body)
+        self.is_full = self.is_full and self.waiting_bytes > self._most_bytes // 2
 
 
 def rank_of(body: bytes) -> int:

@@ -61,8 +61,8 @@ async def test_a_client_is_processed_in_order_and_not_read_while_much_of_it_wait
     def look(link: object, sequence: int) -> None:
         nonlocal most
         connection = server.links["c"].connection
-        assert connection is not None
-        most = max(most, connection._waiting_bytes)
+        assert connection is not None and connection._waiting is not None
+        most = max(most, connection._waiting.waiting_bytes)
 
     server.on_message = look
     await client.send(bulk(1, 1_000) + frame(URGENT, 1_001))
