@@ -63,11 +63,16 @@ class Publisher(Endpoint):
         if not self._client.has_room:
             raise BacklogFullError("the edge broker has not taken what was published before: publish later")
         born_ns = self._client.clock()
+        connected = self._client.is_connected
+        if connected and self._retention.unsent:
+            self._retention.count_as_sent()
         for payload in batch:
             self.sequence += 1
             message = encode_message(self.topic_id, self.endpoint_id, self.sequence, born_ns, payload)
-            if self._kept:
+            if self._kept and connected:
                 self._retention.keep_sent(message)
+            elif self._kept:
+                self._retention.keep_unsent(message)
             self._client.send(Run(1, message))
         return self.sequence
 
@@ -123,7 +128,9 @@ class Publisher(Endpoint):
         return False
 
     def connection_lost(self) -> None:
-        """Whether a change was made before the edge broker was gone is not known."""
+        """What the edge broker took last may have died with it; whether it made a change is not known."""
+        # However much is published until there is an edge again, it takes no place of what is kept.
+        self._retention.recall({})
         if self._change is not None and not self._change.done():
             self._change.set_exception(
                 ClosedError(f"the connection was lost while topic {self.topic} was changed: try again")

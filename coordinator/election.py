@@ -10,9 +10,10 @@ Whoever finds itself first claims the leadership by one transaction: its candida
 and /epoch goes up by one. From then on every write checks that /epoch has not moved, so the
 write of a leader that has been deposed without noticing is refused.
 
-Leading ends by the lease, not by the news: when the lease lapses, when the session is another
-one, when /epoch has been raised by someone else, or when the candidate znode has gone. If the
-session turns out to have survived, the candidate claims again, under a new epoch.
+Leading ends by the lease, without waiting for news: when the lease lapses, or when the session is
+another one. It ends at once when a watch hints that /epoch has changed, which only a newer leader
+does, or the candidate znode, which is never written: the answer to whether that is so may take as long
+as the lease. If the session turns out to have survived, the candidate claims again, under a new epoch.
 """
 
 import asyncio
@@ -32,9 +33,18 @@ from coordinator.errors import (
     TransactionFailedError,
 )
 from coordinator.limits import CLOSE_GRACE_S
-from coordinator.operations import Check, Hint, NodeStat, Operation, OperationResult, SetData, WatchKind
+from coordinator.operations import (
+    Check,
+    Hint,
+    HintKind,
+    NodeStat,
+    Operation,
+    OperationResult,
+    SetData,
+    WatchKind,
+)
 from coordinator.records import EpochRecord, decode_candidate, encode_candidate
-from coordinator.session import Session, SessionState
+from coordinator.session import Session, SessionState, WatchCallback
 from overlay.limits import SECOND_NS
 from runtime.host import Host
 
@@ -84,11 +94,20 @@ class Mandate:
         self._session_id = session_id
         self.epoch = epoch
         self._epoch_version = epoch_version
+        self._ended = False
+
+    def end(self) -> None:
+        """The server has deposed us, although the lease lasts."""
+        self._ended = True
 
     def valid(self) -> bool:
-        """Whether the server cannot have deposed us yet."""
+        """Whether the server cannot have deposed us yet, as far as is known."""
         session = self._session
-        return session.session_id == self._session_id != 0 and session.lease_valid(session.clock())
+        return (
+            not self._ended
+            and session.session_id == self._session_id != 0
+            and session.lease_valid(session.clock())
+        )
 
     async def commit(self, operations: list[Operation]) -> tuple[OperationResult, ...]:
         """Apply operations under this epoch; raises FencedError if it is no longer ours to do so.
@@ -265,6 +284,12 @@ class Candidacy:
         """Return when the mandate is over, by lease, by session, by epoch, or because the job ended."""
         clock = self._session.clock
         watched = False
+
+        def on_hint(hint: Hint) -> None:
+            if hint.kind is HintKind.CHANGED:
+                mandate.end()
+            self._hinted.set()
+
         try:
             while mandate.valid() and not job.done():
                 until_ns = self._session.lease_until_ns
@@ -274,7 +299,7 @@ class Candidacy:
                     async with asyncio.timeout(max(left_s, 0.0)):
                         self._hinted.clear()
                         if not watched and self._session.state is SessionState.CONNECTED:
-                            if not await self._still_standing(mandate, own):
+                            if not await self._still_standing(mandate, own, on_hint):
                                 return
                             watched = True
                         if not job.done():
@@ -283,15 +308,15 @@ class Candidacy:
                 except TimeoutError:
                     continue
         finally:
-            self._session.forget_watch(WatchKind.DATA, paths.EPOCH, self._on_hint)
-            self._session.forget_watch(WatchKind.DATA, f"{paths.LEADER}/{own}", self._on_hint)
+            self._session.forget_watch(WatchKind.DATA, paths.EPOCH, on_hint)
+            self._session.forget_watch(WatchKind.DATA, f"{paths.LEADER}/{own}", on_hint)
 
-    async def _still_standing(self, mandate: Mandate, own: str) -> bool:
+    async def _still_standing(self, mandate: Mandate, own: str, on_hint: WatchCallback) -> bool:
         """Whether epoch and candidate znode are ours, setting watches on both; unknown counts as yes."""
         try:
             (data, _), stat = await asyncio.gather(
-                self._session.get(paths.EPOCH, self._on_hint),
-                self._session.exists(f"{paths.LEADER}/{own}", self._on_hint),
+                self._session.get(paths.EPOCH, on_hint),
+                self._session.exists(f"{paths.LEADER}/{own}", on_hint),
             )
         except ConnectionLostError:
             return True

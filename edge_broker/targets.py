@@ -166,9 +166,10 @@ class Targets:
     def set_paths(self, topic: Topic, choices: Mapping[str, Choice], now_ns: int) -> set[Peer]:
         """How a topic's messages get to edges of other LANs; returns peers with new data.
 
-        An edge that is sent to directly from now on first gets what waits for a routing broker: newer
-        messages would overtake it, and it would come too late. And what waits on a path that is given up
-        because it has become too slow need not wait there: the routing broker gets it too.
+        An edge that is sent to directly from now on first gets everything retained: it may wait for a
+        routing broker, or at one that does not reach the edge, where newer messages would overtake it
+        and it would come too late. And what waits on a path that is given up because it has become too
+        slow need not wait there: the routing broker gets it too.
         """
         before, was_routed = topic.direct, topic.via_routing
         self._apply_paths(topic, choices)
@@ -178,7 +179,7 @@ class Targets:
         if added:
             route = self._route(added, topic)
             for publisher in topic.publishers.values():
-                for message in publisher.retention.unsent_messages():
+                for message in publisher.retention.messages:
                     again.add(route, message)
         if topic.via_routing and not was_routed and topic.target is not None and not topic.is_turning:
             left = [

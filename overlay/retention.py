@@ -35,9 +35,10 @@ class Retention:
         """Messages that no routing broker has been sent."""
         return self._unsent
 
-    def unsent_messages(self) -> list[bytes]:
-        """What no routing broker has been sent, in order."""
-        return list(self._messages)[len(self._messages) - self._unsent :]
+    @property
+    def messages(self) -> list[bytes]:
+        """Everything kept, in order; it stays as it is."""
+        return list(self._messages)
 
     def keep_sent(self, message: bytes) -> None:
         """Keep a message that is going out right now."""

@@ -228,3 +228,8 @@ def check_copies(routers: Iterable[RouterProcess]) -> list[Violation]:
                     )
                 )
     return found
+
+
+def serves_for_others(router: RouterProcess) -> bool:
+    """It still serves topics that were taken from it, for a while (routing_broker.broker)."""
+    return router.broker is not None and bool(router.broker._leaving)

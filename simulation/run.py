@@ -10,7 +10,14 @@ from typing import Final
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
 from simulation.ablations import Ablation, without
-from simulation.checkers import Judgement, LeaderChecker, Violation, check_copies, check_messages
+from simulation.checkers import (
+    Judgement,
+    LeaderChecker,
+    Violation,
+    check_copies,
+    check_messages,
+    serves_for_others,
+)
 from simulation.faults import Faults
 from simulation.nodes import seconds
 from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, close
@@ -28,6 +35,11 @@ _DRAIN_NS: Final = 12 * SECOND_NS
 _COPIES_GONE_NS: Final = 8 * SECOND_NS
 """And so long after that all copies are gone: an edge may have died last whose session outlives it by four
 seconds and its routes by two more, each noticed up to a second late; ten later it is given up."""
+_TOPIC_LEFT_NS: Final = 30 * SECOND_NS
+"""So long a routing broker goes on serving a topic that was taken from it. It keeps what waits for an edge,
+which may have been restarted and have no reason to connect to it again."""
+_EDGE_GIVEN_UP_NS: Final = 12 * SECOND_NS
+"""And so long after that the edge is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +187,18 @@ class _Run:
         self._judgement = check_messages(overlay.history, qos, lives, excuses)
         self._violations += self._judgement.violations
         if recovered:
-            end_ns = overlay.world.now_ns + _COPIES_GONE_NS
-            while check_copies(overlay.routers) and overlay.world.now_ns < end_ns:
-                self._advance(_LOOK_NS)
-            self._violations += check_copies(overlay.routers)
+            self._violations += self._wait_until_copies_are_gone()
         self._violations += [Violation("refusal", reason) for reason in overlay.history.refusals[:5]]
+
+    def _wait_until_copies_are_gone(self) -> list[Violation]:
+        overlay = self._overlay
+        end_ns = overlay.world.now_ns + _COPIES_GONE_NS
+        last_ns = end_ns + _TOPIC_LEFT_NS + _EDGE_GIVEN_UP_NS
+        while (left := check_copies(overlay.routers)) and overlay.world.now_ns < end_ns:
+            self._advance(_LOOK_NS)
+            if any(serves_for_others(router) and check_copies([router]) for router in overlay.routers):
+                end_ns = min(max(end_ns, overlay.world.now_ns + _EDGE_GIVEN_UP_NS), last_ns)
+        return left
 
     def _wait_until_well(self, most_ns: int, what: str) -> bool:
         world = self._overlay.world

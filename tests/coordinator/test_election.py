@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from coordinator import Coordinator, FencedError, Session
 from coordinator.election import Candidacy, Mandate, Standing, standing
+from coordinator.limits import REQUESTS_IN_FLIGHT_MAX
 from coordinator.operations import Create
 from tests.coordinator.faults import (
     Fleet,
@@ -172,7 +173,8 @@ async def test_a_claim_whose_answer_got_lost_is_made_again(zookeeper_hosts: str,
 
         session.transaction = claim_and_lose  # type: ignore[assignment]
         first = Candidate(session).join("r1")
-        await eventually(lambda: first.leads)
+        # Its work begins a moment after it leads.
+        await eventually(lambda: first.leads and first.mandates)
         assert first.candidacy.epoch == 2
         assert [mandate.epoch for mandate in first.mandates] == [2]
 
@@ -250,6 +252,28 @@ async def test_a_leader_gives_up_when_its_candidacy_is_removed(zookeeper_hosts: 
         await eventually(lambda: second.leads and not first.leads)
         with pytest.raises(FencedError):
             await first.mandates[0].commit([Create("/forbidden")])
+
+
+@pytest.mark.integration
+async def test_a_leader_stops_at_the_hint_and_does_not_wait_for_an_answer(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        first = await candidate(fleet, "r1")
+        await eventually(lambda: first.leads and first.session.statistics().watches == 2)
+        observer = await fleet.session()
+        (own,) = await observer.children("/leader")
+        # Whatever it asks from now on stays unasked.
+        for _ in range(REQUESTS_IN_FLIGHT_MAX):
+            await first.session._window.acquire()
+        await observer.delete(f"/leader/{own}")
+        await eventually(lambda: not first.leads)
+        assert first.session.lease_valid(first.session.clock())
+        assert not first.mandates[0].valid()
+        for _ in range(REQUESTS_IN_FLIGHT_MAX):
+            first.session._window.release()
+        await eventually(lambda: first.leads, "it stands again")
+        assert first.candidacy.epoch == 2
 
 
 @pytest.mark.integration

@@ -73,6 +73,25 @@ def test_what_waits_for_a_routing_broker_is_not_overtaken_on_a_direct_path(choic
     assert lan.sent_to("r1") == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("choice", [DIRECT, BOTH])
+def test_what_may_wait_at_a_routing_broker_is_not_overtaken_on_a_direct_path(choice):
+    lan = Paths(ROUTING)
+    lan.publish(3)
+    assert lan.sent_to("r1") == [1, 2, 3]  # whether it reaches e9 nobody here knows
+    lan.choose(e9=choice)
+    lan.publish()
+    assert lan.directly() == [1, 2, 3, 4]
+    lan.choose(e9=choice)
+    assert lan.directly() == []
+
+
+def test_a_direct_path_gets_no_more_than_is_retained():
+    lan = Paths(ROUTING)
+    lan.publish(20)
+    lan.choose(e9=BOTH)
+    assert lan.directly() == list(range(13, 21))
+
+
 def test_what_a_direct_link_had_not_delivered_goes_to_the_routing_broker_in_order():
     lan = Paths(DIRECT)
     lan.publish(3)

@@ -22,6 +22,11 @@ FOUND = {
     1177: "a publisher came to another edge while the session of its subscriber's edge had just ended",
     1284: "the same, with an edge that was restarted and more waiting than is retained",
     1957: "a subscriber did not wait for what it had missed until its new edge could ask ZooKeeper",
+    10219: "a router that had lost its topics kept what waited for an edge that had no reason to come back",
+    12094: "the same",
+    10618: "what a client published without an edge pushed out what the dead one had not passed on",
+    10869: "a leader that was told of its end asked first whether it was so, and the answer took long",
+    11997: "a direct path opened while messages waited at a routing broker that could not reach the egress",
     387: "a router cut off from ZooKeeper gave up the route to a subscriber that had told it of its new edge",
 }
 """Seeds that broke a promise, and the cause."""
