@@ -26,7 +26,7 @@ def plot(results: Sequence[Mapping[str, Any]], file: Path) -> None:
     by_config = {result["config"]: result for result in results if result["crash"]}
     configs = [config for config in CONFIGS if config in by_config]
     figure = Figure(figsize=(12, 2.6 * len(configs)), layout="constrained")
-    axes = figure.subplots(len(configs), len(PLOTTED), squeeze=False, sharex=True)
+    axes = figure.subplots(len(configs), len(PLOTTED), squeeze=False, sharex=True, sharey="col")
     for row, config in enumerate(configs):
         for column, number in enumerate(PLOTTED):
             axis = axes[row][column]
@@ -42,6 +42,7 @@ def plot(results: Sequence[Mapping[str, Any]], file: Path) -> None:
             axis.axvline(0, color="red", linewidth=0.8)
             axis.axhline(CATEGORIES[number].deadline_ms, color="grey", linestyle="--", linewidth=0.8)
             axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
             if row == 0:
                 axis.set_title(f"category {number}, deadline {CATEGORIES[number].deadline_ms} ms")
             if row == len(configs) - 1:
@@ -49,7 +50,9 @@ def plot(results: Sequence[Mapping[str, Any]], file: Path) -> None:
             if column == 0:
                 axis.set_ylabel(f"{config}\nlatency, ms")
     topics = results[0]["topics"]
-    figure.suptitle(f"End-to-end latency of a topic around the crash of the primary, {topics} topics")
+    figure.suptitle(
+        f"End-to-end latency of a topic around the crash of the primary (red), {topics} topics; dashed: its deadline"
+    )
     figure.savefig(file, dpi=110)
 
 
