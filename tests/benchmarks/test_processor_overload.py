@@ -44,6 +44,7 @@ def test_the_summary_names_a_broken_promise() -> None:
         "broker": "router-a",
         "factor": 1.5,
         "passed_per_s": 30_000,
+        "overload": 1.5,
         "processor_allowed": 0.05,
         "processor_needed": 0.1,
         "offered_per_s": 1_000,
