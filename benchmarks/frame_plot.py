@@ -51,7 +51,8 @@ def plot(results: Sequence[Mapping[str, Any]], file: Path) -> None:
                 axis.set_ylabel(f"{config}\nlatency, ms")
     topics = results[0]["topics"]
     figure.suptitle(
-        f"End-to-end latency of a topic around the crash of the primary (red), {topics} topics; dashed: its deadline"
+        f"End-to-end latency of a topic around the crash of the primary (red), {topics} topics; "
+        "dashed: its deadline"
     )
     figure.savefig(file, dpi=110)
 

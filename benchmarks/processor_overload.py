@@ -3,8 +3,8 @@
 FRAME's workload through real processes. First the broker has a core to itself, all others the rest, and what
 it needs of it is measured. Then it gets less (`benchmarks.throttle`), until what is offered is `factor` times
 what passes. Topics must not lose more in a row than they tolerate, and messages with the shortest deadline
-must be in time. What brokers counted as dropped is told beside it, over a slightly longer time: while messages
-count, nobody is asked anything.
+must be in time. What brokers counted as dropped is told beside it, over a slightly longer time: while
+messages count, nobody is asked anything.
 
 What a message costs changes with the load: batches grow, or windows shrink. So a share of the time that is
 needed without overload is where the search begins, and `overload` of the result is what it came to.
