@@ -50,7 +50,7 @@ from routing_broker.model import Peer
 from routing_broker.proven import ProvenDelays
 from runtime.config import RouterConfig, listen_address
 from runtime.host import Host
-from runtime.hub import Dialer, Hub, Identity
+from runtime.hub import BACK_OFF_MOST_S, Dialer, Hub, Identity
 from runtime.link import Link
 from runtime.operations import OperationsServer, counter, counters, gauge, gauges, hub_metrics
 from runtime.process import Background, every, wait_until
@@ -68,6 +68,8 @@ _LEARNING_S: Final = 2.0
 """A starting broker waits for news of its topics as long as they do not fail to come for this long."""
 _STARTING_READS_PER_S: Final = 2_000.0
 """Pace of reading while there are no messages that could wait for it."""
+_GATHERING_S: Final = 1.6 * BACK_OFF_MOST_S
+"""How long a starting broker waits for edges to dial it: a little longer than they pause in between."""
 _LOAD_REPORT_S: Final = 5.0
 _PRUNE_S: Final = 0.005
 """How long prunes are collected before they are sent."""
@@ -118,6 +120,10 @@ class RoutingBroker:
         self._partners = Partners(self.id)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
+        self._edges_read = False
+        self._awaited: set[str] = set()
+        """Edges that have not come yet since this broker started, and for which the others wait."""
+        self._gathering: asyncio.TimerHandle | None = None
         self._routers: Mapping[str, RouterRecord] = {}
         self._unseen_since_ns: dict[str, int] = {}
         self._dialers: dict[str, Dialer] = {}
@@ -152,6 +158,7 @@ class RoutingBroker:
             self.coordinator.watch_assignments(self.id, self._on_assignments),
         ]
         await self._learn_topics()
+        self._await_edges()
         bound = await self.hub.listen(*listen_address("listen", config.listen))
         self.locator = config.advertise or str(bound)
         self.http = await self._operations.start(*listen_address("http", config.http), self._tls)
@@ -187,7 +194,27 @@ class RoutingBroker:
         self.coordinator.set_reading_pace()
 
     def _knows_its_topics(self) -> bool:
-        return self._assignments_read and all(name in self._views for name in self._assigned)
+        known = self._assignments_read and self._edges_read
+        return known and all(name in self._views for name in self._assigned)
+
+    def _await_edges(self) -> None:
+        """Let no edge send here before those that its messages are for have come, or had the time to.
+
+        Until then the backup serves them; here they would wait for the one that dials us last.
+        """
+        self._awaited = self._subscribing_edges()
+        if self._awaited:
+            self.hub.hold_edges(self._edge_has_come)
+            self._gathering = self.hub.loop.call_later(_GATHERING_S, self.hub.answer_edges)
+
+    def _edge_has_come(self, edge: str) -> None:
+        self._awaited.discard(edge)
+        if not self._awaited:
+            self.hub.answer_edges()
+
+    def _subscribing_edges(self) -> set[str]:
+        """Registered edges that topics of ours have subscribers at."""
+        return {edge for topic in self.core.topics.values() for edge in topic.subscribers} & self._edges
 
     async def drain(self) -> None:
         """Let the leader move all topics away, then let the outboxes run empty.
@@ -206,10 +233,9 @@ class RoutingBroker:
         """End everything; what others hold of us in ZooKeeper goes too."""
         for handle in self._leaving.values():
             handle.cancel()
-        if self._pruning is not None:
-            self._pruning.cancel()
-        if self._settling is not None:
-            self._settling.cancel()
+        for timer in (self._pruning, self._settling, self._gathering):
+            if timer is not None:
+                timer.cancel()
         await self._background.close()
         if self._candidacy is not None:
             await self._candidacy.close()
@@ -416,6 +442,7 @@ class RoutingBroker:
 
     def _on_edges(self, edges: frozenset[str]) -> None:
         self._edges = edges
+        self._edges_read = True
 
     def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
         appeared = routers.keys() - self._routers.keys()
@@ -471,7 +498,7 @@ class RoutingBroker:
             del self._unseen_since_ns[edge]
         if not away:
             return
-        wanted = {edge for topic in self.core.topics.values() for edge in topic.subscribers} & self._edges
+        wanted = self._subscribing_edges()
         for edge in away:
             if edge in wanted:
                 self._unseen_since_ns.pop(edge, None)

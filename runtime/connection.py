@@ -4,8 +4,10 @@ States of a connection, and what moves it on:
 
     dialled:   PROXY --200--> TLS --established--> HELLO_SENT --WELCOME--> OPEN --any end--> CLOSED
     accepted:                 TLS --established--> AWAIT_HELLO --HELLO---> OPEN --any end--> CLOSED
+                                                   AWAIT_HELLO --HELLO--> HELD --answer--> OPEN
 
-PROXY is skipped without a proxy, TLS where the node has no certificates. Every state has one exit
+PROXY is skipped without a proxy, TLS where the node has no certificates; a node may hold peers before it
+answers them (`Hub.hold_edges`). Every state has one exit
 on error: CLOSED, with an enumerated reason, told to the peer in a CLOSE frame if the socket still
 works. Nothing is written outside OPEN but the handshake itself, which has one time limit in all.
 Data is written at most once per loop turn, and only while the socket's own buffer is small, so that
@@ -64,6 +66,7 @@ class State(Enum):
     TLS = auto()
     HELLO_SENT = auto()
     AWAIT_HELLO = auto()
+    HELD = auto()
     OPEN = auto()
     CLOSED = auto()
 
@@ -134,19 +137,22 @@ class Connection(asyncio.Protocol):
             elif self._tls is None and not self._reader.pending_bytes and speaks_tls(data):
                 raise ProtocolError(CloseReason.TLS_FAILED, "the peer speaks TLS: give us certificates")
             self._reader.feed(data)
-            while self._state in {State.HELLO_SENT, State.AWAIT_HELLO}:
-                frames = self._reader.take_frames(at_most=1)
-                if not frames:
-                    return
-                self._handle_handshake(*frames[0])
-            at_once = self._waiting is None or (len(data) <= READ_AT_ONCE_BYTES and self.hub.inbox.is_empty)
-            while self._state is State.OPEN and (taken := self._reader.take_frames()):
-                for kind, body in taken:
-                    self._handle_frame(kind, body, at_once)
-                    if not self.is_open:
-                        return
+            self._process_frames(len(data))
         except ProtocolError as error:
             self.close(error.reason, error.detail)
+
+    def _process_frames(self, new_bytes: int) -> None:
+        while self._state in {State.HELLO_SENT, State.AWAIT_HELLO}:
+            frames = self._reader.take_frames(at_most=1)
+            if not frames:
+                return
+            self._handle_handshake(*frames[0])
+        at_once = self._waiting is None or (new_bytes <= READ_AT_ONCE_BYTES and self.hub.inbox.is_empty)
+        while self._state is State.OPEN and (taken := self._reader.take_frames()):
+            for kind, body in taken:
+                self._handle_frame(kind, body, at_once)
+                if not self.is_open:
+                    return
 
     def pause_writing(self) -> None:
         """The socket's buffer is full enough: keep the rest in the outbox."""
@@ -404,18 +410,10 @@ class Connection(asyncio.Protocol):
         if isinstance(message, Close):
             self._peer_closed(message)
         elif self._state is State.AWAIT_HELLO and isinstance(message, Hello):
-            drift_ppm = self._drift_ppm(message.drift_ppm)
-            link, welcome = self.hub.admit_hello(message, self.peer_certificate)
-            received = message.received if message.peer_incarnation == self.hub.identity.incarnation else 0
-            link.check_resume(message.incarnation, received)
-            self._replace_connection_of(link)
-            self.link = link
-            # What the connection before this one had brought counts by now.
-            goes_on = message.incarnation == link.peer_incarnation
-            welcome = replace(welcome, received=link.received if goes_on else 0)
-            link.attach(self, message.incarnation, received, drift_ppm)
-            self._write(encode(self._with_datagrams(link, message, welcome)))
-            self._open(message.heartbeat_ns)
+            if self.hub.holds(message):
+                self._hold(message)
+            else:
+                self._welcome(message)
         elif self._state is State.HELLO_SENT and isinstance(message, Welcome):
             assert self.link is not None
             drift_ppm = self._drift_ppm(message.drift_ppm)
@@ -426,6 +424,40 @@ class Connection(asyncio.Protocol):
             self._open(self.hub.heartbeat_ns_for(self.link))
         else:
             raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"kind {kind} during the handshake")
+
+    def _hold(self, hello: Hello) -> None:
+        """Answer later, and read nothing until then."""
+        assert self._transport is not None
+        self._state = State.HELD
+        self._transport.pause_reading()
+        self.hub.hold(self, hello)
+
+    def answer(self, hello: Hello) -> None:
+        """Admit a peer that was held."""
+        if self._state is not State.HELD:
+            return
+        assert self._transport is not None
+        self._state = State.AWAIT_HELLO
+        self._transport.resume_reading()
+        try:
+            self._welcome(hello)
+            self._process_frames(0)
+        except ProtocolError as error:
+            self.close(error.reason, error.detail)
+
+    def _welcome(self, hello: Hello) -> None:
+        drift_ppm = self._drift_ppm(hello.drift_ppm)
+        link, welcome = self.hub.admit_hello(hello, self.peer_certificate)
+        received = hello.received if hello.peer_incarnation == self.hub.identity.incarnation else 0
+        link.check_resume(hello.incarnation, received)
+        self._replace_connection_of(link)
+        self.link = link
+        # What the connection before this one had brought counts by now.
+        goes_on = hello.incarnation == link.peer_incarnation
+        welcome = replace(welcome, received=link.received if goes_on else 0)
+        link.attach(self, hello.incarnation, received, drift_ppm)
+        self._write(encode(self._with_datagrams(link, hello, welcome)))
+        self._open(hello.heartbeat_ns)
 
     def _with_datagrams(self, link: Link, hello: Hello, welcome: Welcome) -> Welcome:
         """Our answer, with a channel for datagrams if both sides take them."""

@@ -151,6 +151,9 @@ class Hub:
         self._addresses: Counter[str] = Counter()
         self._handshakes: dict[str, dict[Connection, None]] = {}
         """By address: accepted connections whose peer has not introduced itself yet, oldest first."""
+        self._on_held: Callable[[str], None] | None = None
+        self._held: dict[Connection, Hello] = {}
+        """Edge brokers that have introduced themselves and are answered later."""
         # Dictionaries keep their order: what a node does must not depend on where its objects are.
         self._connections: dict[Connection, None] = {}
         self._sockets: dict[Connection, None] = {}
@@ -322,6 +325,28 @@ class Hub:
         link.principal = principal
         return link, replace(welcome, drift_ppm=self.identity.drift_ppm)
 
+    def hold_edges(self, on_held: Callable[[str], None]) -> None:
+        """Answer no edge broker until `answer_edges`; `on_held` is told the names of those that wait."""
+        self._on_held = on_held
+
+    def holds(self, hello: Hello) -> bool:
+        """Whoever introduces itself so is answered later."""
+        return self._on_held is not None and hello.role is Role.EDGE
+
+    def hold(self, connection: Connection, hello: Hello) -> None:
+        """One more that waits for its answer."""
+        assert self._on_held is not None
+        self._forget_handshake(connection)
+        self._held[connection] = hello
+        self._on_held(hello.node)
+
+    def answer_edges(self) -> None:
+        """Answer those that wait, and from now on everybody at once."""
+        self._on_held = None
+        held, self._held = self._held, {}
+        for connection, hello in held.items():
+            connection.answer(hello)
+
     def admit_welcome(self, link: Link, welcome: Welcome, certificate: CertificateName | None = None) -> None:
         """Check the answer of a dialled peer."""
         _check_protocol(welcome.protocol)
@@ -374,6 +399,7 @@ class Hub:
         for group in (self._connections, self._fast, self._slow, self._to_acknowledge):
             group.pop(connection, None)
         self._forget_handshake(connection)
+        self._held.pop(connection, None)
         self.closes[reason] += 1
         if link is not None:
             log.debug("link down", extra={"peer": link.peer, "reason": str(reason), "detail": detail})

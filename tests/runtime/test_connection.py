@@ -74,6 +74,47 @@ async def test_the_introduction_may_arrive_byte_by_byte(world: World, server: No
     assert (welcome.node, welcome.cluster) == ("server", CLUSTER)
 
 
+async def test_edges_that_are_held_are_answered_later_and_nothing_of_them_is_lost(
+    world: World, server: Node
+) -> None:
+    held: list[str] = []
+
+    def hold(name: str) -> None:
+        held.append(name)
+        server.changed.set()
+
+    server.hub.hold_edges(hold)
+    early, gone = await world.raw(server), await world.raw(server)
+    await early.send(encode(Hello(Role.EDGE, "early", 5, 10_000_000, cluster=CLUSTER)) + data_frame(7))
+    await gone.send(encode(Hello(Role.EDGE, "gone", 5, 10_000_000, cluster=CLUSTER)))
+    await server.until(lambda: sorted(held) == ["early", "gone"])
+    await gone.close()
+    router = await world.node("router", Role.ROUTER)
+    await world.connect(router, server)
+    assert server.events == [("up", "router")], "only edges are held"
+    server.hub.answer_edges()
+    await server.until(lambda: server.got.get("early") == [7])
+    assert isinstance(decode(*await early.receive()), Welcome)
+    await early.send(data_frame(8))
+    await server.until(lambda: server.got["early"] == [7, 8])
+    await server.until(lambda: ("down", "gone", CloseReason.LOST) in server.events)
+    late = await world.raw(server)
+    assert (await late.handshake("late")).node == "server"
+
+
+async def test_an_edge_that_is_held_for_too_long_is_let_go(
+    world: World, server: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.connection.HANDSHAKE_TIMEOUT_NS", 100_000_000)
+    server.hub.hold_edges(lambda name: None)
+    peer = await world.raw(server)
+    await peer.send(encode(Hello(Role.EDGE, "early", 5, 10_000_000, cluster=CLUSTER)))
+    close = await peer.until_closed()
+    assert close is not None and close.reason == CloseReason.HANDSHAKE_TIMEOUT
+    server.hub.answer_edges()
+    assert server.events == []
+
+
 async def test_data_right_behind_the_introduction_is_taken(world: World, server: Node) -> None:
     peer = await world.raw(server)
     large = encode_batch(0, 1, 0, [Run(1, encode_message(1, 2, 8, 3, bytes(2 * HANDSHAKE_FRAME_MAX_BYTES)))])
