@@ -112,7 +112,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
             {"at_ms": round((end_ns - (run.crash_ns or run.start_ns)) / 1e6), "peaks_ms": peaks}
             for end_ns, peaks in received["slow_windows"]
         ],
-        "courses": _courses(setup.topics, received, run.crash_ns or run.start_ns),
+        "courses": _courses(setup.topics, received, run.crash_ns) if run.crash_ns else [],
     }
 
 
