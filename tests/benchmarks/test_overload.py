@@ -29,6 +29,7 @@ def test_the_testbed_has_a_publisher_and_a_subscriber_of_every_topic() -> None:
         assert layout.topics[f"{category.name.replace(' ', '-')}-0"] == category.qos
 
 
+@pytest.mark.slow
 @pytest.mark.testbed
 async def test_a_short_overload_loses_only_what_may_be_lost_and_every_drop_is_counted() -> None:
     """Deadlines are left to the benchmark itself: tests share the machine with others."""

@@ -35,6 +35,7 @@ def run_demo(*arguments: str, timeout_s: float = 120) -> "subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 @pytest.mark.testbed
 def test_every_promise_holds(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
