@@ -138,7 +138,10 @@ async def _search(testbed: Testbed, throttle: Throttle, needed: float, settings:
     """Give the broker less until so much less passes; returns the share of a core that it has then."""
     allowed = needed / settings.factor
     offered_per_s = offered_rate(settings.setup.topics)
+    overload = settings.factor
     for _ in range(SEARCHED_MOST):
+        # Half way, as the ratio goes: much of what passes is the backlog of the share before.
+        allowed *= (overload / settings.factor) ** 0.5
         if allowed < SHARE_LEAST:
             raise DriverError(
                 f"{settings.broker} needs {needed:.3f} of a core, and {SHARE_LEAST} is the least it can be "
@@ -154,8 +157,6 @@ async def _search(testbed: Testbed, throttle: Throttle, needed: float, settings:
         )
         if abs(overload / settings.factor - 1) < NEAR:
             break
-        # Half way, as the ratio goes: much of what passes is the backlog of the share before.
-        allowed *= (overload / settings.factor) ** 0.5
     return allowed
 
 

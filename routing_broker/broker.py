@@ -58,7 +58,7 @@ from runtime.tracing import open_recorder, tracer_of
 
 log = logging.getLogger("isthmus.router")
 
-_TOPIC_LINGER_S: Final = 30.0
+TOPIC_LINGER_S: Final = 30.0
 """How long a topic is still served after it was assigned to others."""
 _TOPICS_AT_A_TIME: Final = 500
 """Topics that are looked after before messages are."""
@@ -383,7 +383,7 @@ class RoutingBroker:
                 self._partners.set_topic(name, view.record.primary, view.record.backup)
         for name in sorted(taken):
             self._partners.forget_topic(name)
-            self._leaving[name] = self.hub.loop.call_later(_TOPIC_LINGER_S, self._leave_topic, name)
+            self._leaving[name] = self.hub.loop.call_later(TOPIC_LINGER_S, self._leave_topic, name)
 
     def _leave_topic(self, name: str) -> None:
         self._leaving.pop(name, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
+from routing_broker.broker import TOPIC_LINGER_S
 from simulation.ablations import Ablation, without
 from simulation.checkers import (
     Judgement,
@@ -35,7 +36,7 @@ _DRAIN_NS: Final = 12 * SECOND_NS
 _COPIES_GONE_NS: Final = 8 * SECOND_NS
 """And so long after that all copies are gone: an edge may have died last whose session outlives it by four
 seconds and its routes by two more, each noticed up to a second late; ten later it is given up."""
-_TOPIC_LEFT_NS: Final = 30 * SECOND_NS
+_TOPIC_LEFT_NS: Final = round(TOPIC_LINGER_S * SECOND_NS)
 """So long a routing broker goes on serving a topic that was taken from it. It keeps what waits for an edge,
 which may have been restarted and have no reason to connect to it again."""
 _EDGE_GIVEN_UP_NS: Final = 12 * SECOND_NS

@@ -75,7 +75,7 @@ async def test_a_broker_that_is_back_is_used_when_the_edges_it_sends_to_have_com
     zookeeper_hosts, chroot, monkeypatch
 ):
     monkeypatch.setattr(routing, "_GATHERING_S", 60.0)
-    async with overlay(zookeeper_hosts, chroot, session_timeout_s=4.0) as testbed:
+    async with overlay(zookeeper_hosts, chroot, session_timeout_s=7.0) as testbed:
         await _primary_killed(testbed)
         may_dial = _dials_only_when_let(testbed.edges["eb"], "r1", monkeypatch)
         back = await testbed.router("r1")
@@ -89,7 +89,7 @@ async def test_a_broker_that_is_back_is_used_when_the_edges_it_sends_to_have_com
 
 async def test_a_broker_that_is_back_waits_for_edges_only_for_a_while(zookeeper_hosts, chroot, monkeypatch):
     monkeypatch.setattr(routing, "_GATHERING_S", 0.5)
-    async with overlay(zookeeper_hosts, chroot, session_timeout_s=4.0) as testbed:
+    async with overlay(zookeeper_hosts, chroot, session_timeout_s=7.0) as testbed:
         await _primary_killed(testbed)
         may_dial = _dials_only_when_let(testbed.edges["eb"], "r1", monkeypatch)
         await testbed.router("r1")
