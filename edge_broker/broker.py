@@ -555,7 +555,7 @@ class EdgeBroker:
             await asyncio.sleep(0)
         wanted = {f"{Role.ROUTER}:{name}" for name in self.partners.names}
         wanted |= {f"{Role.EDGE}:{edge.id}" for edge in self.edges.values() if edge.lan == self.lan}
-        wanted |= {f"{Role.EDGE}:{edge}" for edge in self.direct.needed()}
+        wanted |= {f"{Role.EDGE}:{edge}" for edge in self.direct.needed}
         for key in list(self._dialers):
             if key in wanted:
                 self._unneeded_since_ns.pop(key, None)

@@ -15,10 +15,11 @@ edge tells it on the direct link itself (`Measured`); without one there is nothi
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_broker.model import Peer, Topic
+from edge_broker.targets import TOPICS_AT_A_TIME
 from overlay.express import RESIDUAL
 from overlay.limits import COPIES_MAX, MIB
 from overlay.locator import Locator
@@ -63,10 +64,8 @@ class DirectPaths:
         """By edge: set while its link should be dialled."""
         self._decisions = 0
         self._sending_reserves = False
-
-    def needed(self) -> set[str]:
-        """Edges of other LANs that messages may have to be sent to directly."""
-        return {edge for topic in self._topics() for edge in topic.remote_edges}
+        self.needed: frozenset[str] = frozenset()
+        """Edges of other LANs that messages may have to be sent to directly, as found twice a second."""
 
     def policy(self, topic: Topic) -> Policy:
         """How the topic's paths are chosen."""
@@ -76,7 +75,7 @@ class DirectPaths:
 
     def dial(self) -> None:
         """Open links that are needed and not there."""
-        for edge in self.needed():
+        for edge in sorted(self.needed):
             record = self._broker.edges.get(edge)
             if record is not None and record.lan != self._broker.lan:
                 link = self._broker.broker_link(edge, Role.EDGE, record.lan)
@@ -91,7 +90,7 @@ class DirectPaths:
         log.info("direct link up", extra={"edge": link.peer, "lan": link.lan})
         link.on_acknowledged = self._on_acknowledged
         self._broker.core.direct_up(link.peer, link.outbox)
-        self.decide()
+        self.decide(self._broker.core.topics.values())
 
     def link_down(self, link: Link, detail: str) -> None:
         """A direct link is gone: everything takes the routing path, at once."""
@@ -103,14 +102,33 @@ class DirectPaths:
 
     async def decide_regularly(self) -> None:
         """Choose all paths anew, and tell the other edges what we have measured for them."""
+        topics = await self._find_topics()
+        self.needed = frozenset(
+            edge for topic in topics if self._is_chosen(topic) for edge in topic.remote_edges
+        )
         self.dial()
-        self.decide()
+        self.decide(topics)
         self._decisions += 1
         if self._decisions % _TELL_EVERY == 0:
             self._tell()
 
-    def decide(self) -> None:
-        """Choose the paths of every topic."""
+    async def _find_topics(self) -> list[Topic]:
+        """The topics with paths to choose or to give up: often none of the thousands that are looked at."""
+        known = self._broker.core.topics
+        found: list[Topic] = []
+        for number, topic in enumerate(list(known.values()), 1):
+            if topic.choices or self._is_chosen(topic):
+                found.append(topic)
+            if number % TOPICS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return [topic for topic in found if known.get(topic.topic_id) is topic]
+
+    def _is_chosen(self, topic: Topic) -> bool:
+        """There are paths to choose between."""
+        return bool(topic.publishers and topic.remote_edges) and self.policy(topic) is not Policy.SINGLE
+
+    def decide(self, topics: Iterable[Topic]) -> None:
+        """Choose the paths of topics, as far as there is a choice."""
         now_ns = self._broker.hub.clock()
         # Thousands of topics have few different answers, and finding one takes some hundred microseconds.
         chosen: dict[object, Mapping[str, Choice]] = {}
@@ -119,7 +137,11 @@ class DirectPaths:
             # New subscribers at other edges may be known to routing brokers only: nothing is sent past
             # those, and for a while after we have read again.
             self._deciders.clear()
-        for topic in self._topics():
+        for topic in topics:
+            if not self._is_chosen(topic):
+                if topic.choices and self.policy(topic) is Policy.SINGLE:
+                    touched |= self._broker.core.set_paths(topic, {}, now_ns)
+                continue
             key = (topic.remote_edges, topic.deadline_ns, topic.target, self.policy(topic))
             choices = chosen.get(key)
             if choices is None:
@@ -130,9 +152,6 @@ class DirectPaths:
                 }
             if choices != topic.choices:
                 touched |= self._broker.core.set_paths(topic, choices, now_ns)
-        for topic in self._broker.core.topics.values():
-            if topic.choices and self.policy(topic) is Policy.SINGLE:
-                touched |= self._broker.core.set_paths(topic, {}, now_ns)
         self._broker.flush(touched)
 
     def on_measured(self, link: Link, message: Measured) -> None:
@@ -160,11 +179,6 @@ class DirectPaths:
                 "direct": sum(_bytes_sent(link) for link in links if self._is_direct(link)),
             },
         }
-
-    def _topics(self) -> Iterator[Topic]:
-        for topic in self._broker.core.topics.values():
-            if topic.publishers and topic.remote_edges and self.policy(topic) is not Policy.SINGLE:
-                yield topic
 
     def _choose(self, topic: Topic, edge: str, now_ns: int) -> Choice | None:
         """The paths of a topic to one edge; None if only the routing path is there."""

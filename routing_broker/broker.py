@@ -60,7 +60,7 @@ log = logging.getLogger("isthmus.router")
 
 TOPIC_LINGER_S: Final = 30.0
 """How long a topic is still served after it was assigned to others."""
-_TOPICS_AT_A_TIME: Final = 500
+_TOPICS_AT_A_TIME: Final = 200
 """Topics that are looked after before messages are."""
 _EDGE_LINGER_NS: Final = 10 * SECOND_NS
 """How long messages wait for an edge that is neither registered nor connected."""

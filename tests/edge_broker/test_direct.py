@@ -1,9 +1,11 @@
 """Paths are chosen for many topics at once, and with care while ZooKeeper does not answer."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
 from edge_broker.broker import EdgeBroker
+from edge_broker.targets import TOPICS_AT_A_TIME
 from overlay.limits import MILLISECOND_NS as MS
 from overlay.limits import SECOND_NS
 from overlay.messages import EndpointKind, Measured, Role
@@ -16,7 +18,7 @@ from runtime.host import Host
 from runtime.hub import Hub, Identity
 
 
-def broker_with(deadlines_ms: tuple[int, ...], clock: Callable[[], int]) -> EdgeBroker:
+def broker_with(deadlines_ms: tuple[int | None, ...], clock: Callable[[], int]) -> EdgeBroker:
     """An edge with topics of these deadlines, a direct link of 30 ms and a routing broker 20 ms away."""
     broker = EdgeBroker(EdgeConfig(id="ea", lan="a", paths=Policy.ADAPTIVE), Host(clock))
     broker.hub = Hub(Identity(Role.EDGE, "ea", broker.incarnation, "a"), broker, clock=clock)
@@ -47,11 +49,27 @@ def broker_with(deadlines_ms: tuple[int, ...], clock: Callable[[], int]) -> Edge
 async def test_topics_with_the_same_deadline_and_way_are_decided_once():
     broker = broker_with((300, 300, 300, 10), time.monotonic_ns)
     core = broker.core
-    broker.direct.decide()
+    broker.direct.decide(broker.core.topics.values())
     core.validate()
     first, second, third, hasty = (topic.choices for topic in core.topics.values())
     assert first is second is third
     assert list(first) == list(hasty) == ["eb"] and hasty is not first
+
+
+async def test_only_topics_with_a_choice_of_paths_are_looked_at_closely():
+    broker = broker_with((300,) * (2 * TOPICS_AT_A_TIME) + (None,), time.monotonic_ns)
+    core = broker.core
+    gone, *others, without_deadline = core.topics.values()
+    finding = asyncio.create_task(broker.direct._find_topics())
+    await asyncio.sleep(0)
+    [publisher] = gone.publishers.values()
+    assert publisher.client is not None
+    core.remove_endpoint(publisher.client, gone.topic_id, 1)
+    core.set_interest(gone, primary=None, backup=None, subscribers=[], publishers=frozenset(), now_ns=1)
+    core.expire(time.monotonic_ns() + 3_600 * SECOND_NS)
+    assert gone.topic_id not in core.topics
+    assert await finding == others
+    assert without_deadline not in others
 
 
 async def test_without_an_answer_from_zookeeper_nothing_is_sent_past_the_routing_broker():
@@ -64,7 +82,7 @@ async def test_without_an_answer_from_zookeeper_nothing_is_sent_past_the_routing
         now_ns += after_ns
         if answered:
             broker.session._lease_sent_ns = now_ns
-        broker.direct.decide()
+        broker.direct.decide(broker.core.topics.values())
         broker.core.validate()
         return topic.via_routing
 
