@@ -34,7 +34,7 @@ from overlay.qos import TopicQos
 
 BATCH: Final = 200
 SETTLE_S: Final = 0.02
-"""After the last message of a turn: what it still causes, acknowledgements above all, is not the next turn's."""
+"""After the last message of a turn: what it still causes, as acknowledgements, is not the next turn's."""
 PAYLOAD: Final = bytes(16)
 QUIET_S: Final = 30.0
 """Give up if nothing arrives for this long."""
