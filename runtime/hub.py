@@ -8,9 +8,7 @@ cost little, and a node that has no others wakes up less often.
 import asyncio
 import contextlib
 import logging
-import os
 import random
-import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -34,6 +32,7 @@ from overlay.locator import Locator
 from overlay.messages import PROTOCOL_VERSION, ControlMessage, Hello, Role, Welcome
 from runtime.connection import Connection
 from runtime.datagrams import DatagramPort
+from runtime.door import Door
 from runtime.host import Clock
 from runtime.inbox import Inbox
 from runtime.link import Link, Principal
@@ -50,11 +49,6 @@ SLOW_HEARTBEAT_NS: Final = 100 * MILLISECOND_NS
 CLIENT_HEARTBEAT_NS: Final = 200 * MILLISECOND_NS
 """Heartbeat interval between a client and its edge broker."""
 CLIENT_SILENCE_NS: Final = 2 * SECOND_NS
-_ACCEPTING_TURNS: Final = 3
-"""Loop turns after which asyncio has told us of a socket it has accepted."""
-_ACCEPTED_AT_A_TIME: Final = 16
-"""Connections accepted in one turn of the loop: a crowd at the door must not keep messages waiting."""
-_WAITING_MOST: Final = 1024
 _BACK_OFF_FIRST_S: Final = 0.02
 BACK_OFF_MOST_S: Final = 1.0
 _ABSENT: Final = object()
@@ -164,6 +158,7 @@ class Hub:
         self._to_acknowledge: dict[Connection, None] = {}
         self._dialers: dict[str, Dialer] = {}
         self._server: asyncio.Server | None = None
+        self._doors: list[Door] = []
         self._datagrams: DatagramPort | None = None
         self._resting = False
         """The timer is set for slow links only."""
@@ -178,10 +173,13 @@ class Hub:
     async def listen(self, host: str, port: int) -> Locator:
         """Accept connections; returns where."""
         self._server = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=_ACCEPTED_AT_A_TIME
+            lambda: Connection(self), host, port, start_serving=False
         )
-        for listening in self._server.sockets:
-            _lengthen_queue(listening.fileno())
+        self._doors = [
+            Door(self.loop, bound.dup(), lambda: Connection(self))
+            for bound in self._server.sockets
+            if bound.fileno() >= 0
+        ]
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
         if self.identity.role is not Role.CLIENT:
             self._datagrams = await DatagramPort.open(self, bound_host, bound_port)
@@ -212,12 +210,9 @@ class Hub:
         """Refuse new connections; the open ones go on."""
         if self._server is None:
             return
-        listening = [each.fileno() for each in self._server.sockets if each.fileno() >= 0]
-        for number in listening:
-            self.loop.remove_reader(number)
-        if listening:
-            # What asyncio has accepted and not handed over when its server closes stays open for ever.
-            await _accepted_arrive()
+        for door in self._doors:
+            await door.close()
+        self._doors.clear()
         self._server.close()
 
     async def close(self, reason: CloseReason = CloseReason.GOODBYE, detail: str = "") -> None:
@@ -234,7 +229,6 @@ class Hub:
             await self._datagrams.close()
         if self._server is not None:
             await self._server.wait_closed()
-        await _accepted_arrive()
         if self._sockets:
             self._all_gone = self.loop.create_future()
             await self._all_gone
@@ -572,19 +566,6 @@ class Dialer:
             self._connection = None
         self.last_error = f"{target}: {reason}: {detail}"
         return link.connects > connects_before
-
-
-async def _accepted_arrive() -> None:
-    """Wait until asyncio has told us of every socket it has accepted."""
-    for _ in range(_ACCEPTING_TURNS):
-        await asyncio.sleep(0)
-
-
-def _lengthen_queue(listening: int) -> None:
-    """Let more connections wait in the kernel than asyncio accepts in one turn, which are one to it."""
-    if listening >= 0:
-        with socket.socket(fileno=os.dup(listening)) as twin:
-            twin.listen(_WAITING_MOST)
 
 
 def _check_certificate(role: Role, node: str, certificate: CertificateName | None) -> None:
