@@ -121,6 +121,12 @@ HELD_MAX_BYTES: Final = 32 * MIB
 CONNECTIONS_MAX_PER_BROKER: Final = 12_000
 CONNECTIONS_MAX_PER_ADDRESS: Final = 11_000
 """Connections from one address, unless configured: many clients may share the address of a NAT."""
+CONNECTIONS_AT_A_TIME: Final = 16
+"""Connections a broker takes in before it looks after messages again."""
+CONNECTIONS_REST_NS: Final = 16 * MILLISECOND_NS
+"""... and how long it takes in nobody after that many: a thousand a second."""
+CONNECTIONS_MAX_WAITING: Final = 1_000
+"""Connections that wait in the kernel to be taken in: a second's worth."""
 HANDSHAKES_MAX_PER_ADDRESS: Final = 512
 """Connections of one address that have not introduced themselves yet; above it the oldest goes."""
 EDGES_TOLD_MAX_BYTES: Final = 2 * KIB
@@ -144,6 +150,7 @@ assert UNACKNOWLEDGED_FRAMES_MAX < FRAMES_AHEAD_MAX
 assert READ_AT_ONCE_BYTES < INBOX_CLIENT_BYTES < INBOX_BROKER_BYTES
 assert INBOX_TURN_NS < HEARTBEAT_INTERVAL_NS
 assert HANDSHAKE_FRAME_MAX_BYTES < TLS_HANDSHAKE_MAX_BYTES
+assert CONNECTIONS_MAX_WAITING * CONNECTIONS_REST_NS < HANDSHAKE_TIMEOUT_NS * CONNECTIONS_AT_A_TIME
 assert HANDSHAKES_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_ADDRESS < CONNECTIONS_MAX_PER_BROKER
 assert PAYLOAD_MAX_BYTES + FRAME_TARGET_BYTES < FRAME_MAX_BYTES
 assert FRAME_TARGET_BYTES <= ACKNOWLEDGE_EVERY_BYTES < OUTBOX_SOFT_BYTES < OUTBOX_MAX_BYTES

@@ -12,14 +12,11 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from overlay.limits import CONNECTIONS_AT_A_TIME, CONNECTIONS_MAX_WAITING, CONNECTIONS_REST_NS, SECOND_NS
+
 log = logging.getLogger("isthmus.door")
 
-AT_A_TIME: Final = 16
-"""Connections taken before messages are looked after again."""
-REST_S: Final = 0.016
-"""... and how long nobody is let in after that many: a thousand a second."""
-WAITING_MOST: Final = 1_000
-"""Connections the kernel lets wait."""
+REST_S: Final = CONNECTIONS_REST_NS / SECOND_NS
 _EXHAUSTED_REST_S: Final = 1.0
 
 
@@ -38,7 +35,7 @@ class Door:
         self._factory = factory
         self._entering: set[asyncio.Task[None]] = set()
         self._resting: asyncio.TimerHandle | None = None
-        listening.listen(WAITING_MOST)
+        listening.listen(CONNECTIONS_MAX_WAITING)
         self._open()
 
     async def close(self) -> None:
@@ -61,7 +58,7 @@ class Door:
         self._resting = self._loop.call_later(seconds, self._open)
 
     def _take(self) -> None:
-        for _ in range(AT_A_TIME):
+        for _ in range(CONNECTIONS_AT_A_TIME):
             try:
                 sock, _address = self._listening.accept()
             except BlockingIOError:

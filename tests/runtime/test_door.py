@@ -10,7 +10,8 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from runtime.door import AT_A_TIME, REST_S, Door
+from overlay.limits import CONNECTIONS_AT_A_TIME as AT_A_TIME
+from runtime.door import REST_S, Door
 
 
 class House:
