@@ -31,7 +31,7 @@ ALLOWED_PERCENT: Final = 5.0
 CORE_TOPICS: Final = max(TOPICS_LEAST, 1_525)
 CORE_ROUNDS: Final = 300
 BROKER_SECONDS: Final = 60.0
-BROKER_MESSAGES: Final = 2_000
+BROKER_MESSAGES: Final = 8_000
 _TOPICS: Final = {way: (way, TopicQos(deadline_ms=1_100 + number)) for number, way in enumerate(WAYS)}
 """Each way has a topic and a deadline of its own: messages of known age queue behind those of unknown age."""
 

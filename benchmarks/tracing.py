@@ -35,7 +35,7 @@ class Settings:
 
     seconds: float = 120.0
     """For the share that is judged; others have a quarter of it."""
-    messages: int = 2_000
+    messages: int = 8_000
     """Per turn."""
     sampling: tuple[float, ...] = (JUDGED, 1.0)
     seed: int = 1
