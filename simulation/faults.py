@@ -275,9 +275,9 @@ class Faults:
         def hold() -> None:
             client.before_transaction = None
             for name in MEMBERS:
-                for transport in overlay.network.connections_between(leader.name, name):
-                    transport.outward.hold()
-                    held.append(transport.outward)
+                for end in overlay.network.connections_between(leader.name, name):
+                    end.outward.hold()
+                    held.append(end.outward)
             kernel.call_later(restart_after_s, restart)
 
         def restart() -> None:
@@ -316,8 +316,8 @@ class Faults:
         process = self._randomness.choice(self._overlay.brokers)
         others = [name for name in self._names_but(process.name) if name not in MEMBERS]
         other = self._randomness.choice(others)
-        for transport in self._overlay.network.connections_between(process.name, other):
-            transport.reset()
+        for end in self._overlay.network.connections_between(process.name, other):
+            end.reset()
         return f"reset connections of {process.name} and {other}", _nothing
 
     def _slow_link(self) -> tuple[str, Heal]:
@@ -410,8 +410,8 @@ class Faults:
     def _reset_zookeeper(self) -> tuple[str, Heal]:
         broker = self._randomness.choice(self._overlay.brokers)
         for name in MEMBERS:
-            for transport in self._overlay.network.connections_between(broker.name, name):
-                transport.reset()
+            for end in self._overlay.network.connections_between(broker.name, name):
+                end.reset()
         return f"reset connections of {broker.name} to ZooKeeper", _nothing
 
     # Details

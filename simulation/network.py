@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from overlay.limits import MILLISECOND_NS, SECOND_NS
-from simulation.pipes import Path
+from simulation.pipes import End, Path
 from simulation.schedule import Life, Step, World
 from simulation.transports import Listener, Transport, make_connection
 from simulation.world import SimulatedLoop
@@ -35,7 +35,8 @@ class Machine:
         self.network = network
         self.name = name
         self.listeners: dict[int, Listener] = {}
-        self.transports: dict[Transport, None] = {}
+        self.ends: dict[End, None] = {}
+        """Of its connections."""
         self.next_port = _FIRST_PORT
 
     def kill_connections(self, randomness: random.Random | None) -> None:
@@ -44,14 +45,14 @@ class Machine:
         What they hold is lost or not, as chance has it; without chance it is not.
         """
         self.listeners.clear()
-        for transport in list(self.transports):
-            transport.die(drop_in_flight=randomness is not None and randomness.random() < 0.5)
+        for end in list(self.ends):
+            end.die(drop_in_flight=randomness is not None and randomness.random() < 0.5)
 
     def lose_connections(self) -> None:
         """The machine has lost power: nobody hears of it."""
         self.listeners.clear()
-        for transport in list(self.transports):
-            transport.vanish()
+        for end in list(self.ends):
+            end.vanish()
 
 
 class Network:
@@ -89,16 +90,16 @@ class Network:
         path = self.path(source, target)
         path.blocks -= 1
         if not path.blocks:
-            for transport in list(self.machine(source).transports):
-                if transport.outward.path is path:
-                    transport.outward.release()
-            for transport in list(self.machine(target).transports):
-                if transport.outward.back is path:
-                    transport.outward.pump()
+            for end in list(self.machine(source).ends):
+                if end.outward.path is path:
+                    end.outward.release()
+            for end in list(self.machine(target).ends):
+                if end.outward.back is path:
+                    end.outward.pump()
 
-    def connections_between(self, one: str, other: str) -> list[Transport]:
+    def connections_between(self, one: str, other: str) -> list[End]:
         """The open connections between two machines, as the first one sees them."""
-        return [item for item in self.machine(one).transports if item.peer_name == other]
+        return [end for end in self.machine(one).ends if end.peer_name == other]
 
     # Called by loops
 

@@ -108,18 +108,14 @@ class Actor:
 
     # Scheduling
 
-    def soon(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> "Step":
+    def soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> "Step":
         """Do this after everything else that is due now."""
         step = Step(self, callback, args, context)
         self.world.ready.append(step)
         return step
 
     def later(
-        self,
-        delay_s: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: Context | None,
+        self, delay_s: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> "Step":
         """Do this when so much time has passed on the own clock."""
         world = self.world

@@ -32,6 +32,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.actor = Actor(world, name, self, offset_ns, drift_ppm)
         self.clock_ns = self.actor.clock_ns
         """This process's monotonic clock."""
+        # Called all the time, hence without a detour: steps are handles as far as asyncio's code can tell.
+        self.call_soon = self.actor.soon  # type: ignore[method-assign, assignment]
+        self.call_soon_threadsafe = self.actor.soon  # type: ignore[method-assign, assignment]
+        self.call_later = self.actor.later  # type: ignore[method-assign, assignment]
 
     def __del__(self) -> None:
         """Nothing has to be freed."""
@@ -44,27 +48,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.actor.clock_ns() / SECOND_NS
 
-    # Scheduling: steps are handles as far as asyncio's code can tell.
-
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Any:
-        return self.actor.soon(callback, args, context)
-
-    def call_soon_threadsafe(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Any:
-        return self.actor.soon(callback, args, context)
-
-    def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Any:
-        return self.actor.later(delay, callback, args, context)
-
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        return self.actor.later(when - self.time(), callback, args, context)
+        return self.actor.later(when - self.time(), callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
