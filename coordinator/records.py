@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from coordinator.errors import RecordError
 from coordinator.limits import TOPIC_ID_MAX
@@ -22,6 +22,8 @@ from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos
 
 FORMAT = 1
 """Version of the tree's layout, written into /cluster."""
+_DELAYS: Final = tuple(asdict(NO_DELAYS))
+"""Their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class RouterRecord:
             messages_per_s=_number(kind, load, "messages_per_s"),
             http=_text(kind, fields, "http"),
             topics=_whole(kind, load, "topics"),
-            delays=Delays(**{name: _whole(kind, delays, name) for name in asdict(NO_DELAYS)}),
+            delays=Delays(**{name: _whole(kind, delays, name) for name in _DELAYS}),
         )
 
 

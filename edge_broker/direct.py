@@ -229,7 +229,9 @@ class DirectPaths:
 
     def _send_reserves(self) -> None:
         self._sending_reserves = False
-        self._broker.flush(self._broker.core.send_reserves(self._broker.hub.clock()))
+        touched = self._broker.core.send_reserves(self._broker.hub.clock())
+        if touched:
+            self._broker.flush(touched)
         self.watch_reserves()
 
 

@@ -7,7 +7,7 @@ field's type; garbage raises ProtocolError and nothing else.
 
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from enum import StrEnum
 from struct import Struct
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -64,11 +64,15 @@ _FIELDS: Final = {
 }
 
 _HEARTBEAT: Final = Struct("<QQQQ")
+_HEARTBEAT_BYTES: Final = _HEARTBEAT.size
+_HEARTBEAT_KIND: Final = int(FrameKind.HEARTBEAT)
 
 
 def encode(message: ControlMessage) -> bytes:
     """A control message as a whole frame."""
-    return frame(_KIND_OF_TYPE[type(message)], msgpack.packb(asdict(message)))
+    message_type = type(message)
+    content = {name: getattr(message, name) for name, _ in _FIELDS[message_type]}
+    return frame(_KIND_OF_TYPE[message_type], msgpack.packb(content))
 
 
 def decode(kind: int, body: bytes) -> ControlMessage:
@@ -145,16 +149,13 @@ def _is_plain(value: object, kind: type) -> bool:
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     """A heartbeat as a whole frame."""
-    return frame(
-        FrameKind.HEARTBEAT,
-        _HEARTBEAT.pack(heartbeat.sent_ns, heartbeat.echo_ns, heartbeat.echo_received_ns, heartbeat.received),
-    )
+    return frame(_HEARTBEAT_KIND, _HEARTBEAT.pack(*heartbeat))
 
 
 def decode_heartbeat(body: bytes) -> Heartbeat:
     """The heartbeat in the body of a HEARTBEAT frame."""
-    if len(body) != _HEARTBEAT.size:
+    if len(body) != _HEARTBEAT_BYTES:
         raise ProtocolError(
-            CloseReason.BAD_FRAME, f"heartbeat of {len(body)} bytes, it has {_HEARTBEAT.size}"
+            CloseReason.BAD_FRAME, f"heartbeat of {len(body)} bytes, it has {_HEARTBEAT_BYTES}"
         )
     return Heartbeat(*_HEARTBEAT.unpack(body))

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from overlay.limits import DRIFT_PPM
 
@@ -119,8 +119,7 @@ class Close:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """Sent regularly both ways: liveness, acknowledgement and clock readings in one."""
 
     sent_ns: int

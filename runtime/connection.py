@@ -71,6 +71,16 @@ class State(Enum):
     CLOSED = auto()
 
 
+# What is asked for with every frame: finding a member of an enum takes longer than finding a name.
+_HELLO_SENT: Final[State] = State.HELLO_SENT
+_AWAIT_HELLO: Final[State] = State.AWAIT_HELLO
+_OPEN: Final[State] = State.OPEN
+_PROXY: Final[State] = State.PROXY
+_DATA: Final = int(FrameKind.DATA)
+_NUMBERED: Final = int(FrameKind.NUMBERED)
+_HEARTBEAT: Final = int(FrameKind.HEARTBEAT)
+
+
 class Connection(asyncio.Protocol):
     """One TCP connection; the hub makes one per accepted socket and per dial."""
 
@@ -128,7 +138,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes arrived."""
         try:
-            if self._state is State.PROXY:
+            if self._state is _PROXY:
                 data = self._read_proxy_answer(data)
             if self._tls is not None:
                 data = self._decrypt(self._tls, data)
@@ -142,16 +152,16 @@ class Connection(asyncio.Protocol):
             self.close(error.reason, error.detail)
 
     def _process_frames(self, new_bytes: int) -> None:
-        while self._state in {State.HELLO_SENT, State.AWAIT_HELLO}:
+        while self._state is _HELLO_SENT or self._state is _AWAIT_HELLO:
             frames = self._reader.take_frames(at_most=1)
             if not frames:
                 return
             self._handle_handshake(*frames[0])
         at_once = self._waiting is None or (new_bytes <= READ_AT_ONCE_BYTES and self.hub.inbox.is_empty)
-        while self._state is State.OPEN and (taken := self._reader.take_frames()):
+        while self._state is _OPEN and (taken := self._reader.take_frames()):
             for kind, body in taken:
                 self._handle_frame(kind, body, at_once)
-                if not self.is_open:
+                if self._state is not _OPEN:
                     return
 
     def pause_writing(self) -> None:
@@ -210,7 +220,7 @@ class Connection(asyncio.Protocol):
         """
         link = self.link
         assert link is not None
-        if self._state is not State.OPEN:
+        if self._state is not _OPEN:
             return
         express = self.channel.express if self.channel is not None else None
         overtakes = number != link.received + 1 and not has_waited
@@ -245,7 +255,7 @@ class Connection(asyncio.Protocol):
 
     def flush_soon(self) -> None:
         """Write waiting data in this loop turn; however often it is asked for, it happens once."""
-        if not self._flush_scheduled and self._state is State.OPEN:
+        if not self._flush_scheduled and self._state is _OPEN:
             self._flush_scheduled = True
             self.hub.loop.call_soon(self._flush)
 
@@ -309,7 +319,7 @@ class Connection(asyncio.Protocol):
         return self._reading_paused or (self._waiting is not None and self._waiting.is_full)
 
     def _choose_reading(self) -> None:
-        if self._transport is None or self._state is not State.OPEN:
+        if self._transport is None or self._state is not _OPEN:
             return
         if self._is_held_up:
             self._transport.pause_reading()
@@ -319,9 +329,10 @@ class Connection(asyncio.Protocol):
     def tick(self, now_ns: int, tick_ns: int) -> None:
         """Send a heartbeat if one is due or data waits for its acknowledgement; notice silence."""
         liveness = self.liveness
-        if liveness is None or self._state is not State.OPEN:
+        if liveness is None or self._state is not _OPEN:
             return
-        self._tick_datagrams(now_ns)
+        if self.channel is not None:
+            self._tick_datagrams(self.channel, now_ns)
         if self._unacknowledged_bytes or liveness.is_due(now_ns, tick_ns):
             self._send_heartbeat(now_ns)
         if self._is_held_up:
@@ -336,17 +347,16 @@ class Connection(asyncio.Protocol):
 
     def acknowledge(self, now_ns: int) -> None:
         """Acknowledge data now if some waits for it."""
-        if self._unacknowledged_bytes and self._state is State.OPEN:
-            self._tick_datagrams(now_ns)
-        if self._unacknowledged_bytes and self._state is State.OPEN:
+        if self._unacknowledged_bytes and self._state is _OPEN and self.channel is not None:
+            self._tick_datagrams(self.channel, now_ns)
+        if self._unacknowledged_bytes and self._state is _OPEN:
             self._send_heartbeat(now_ns)
 
-    def _tick_datagrams(self, now_ns: int) -> None:
+    def _tick_datagrams(self, channel: Channel, now_ns: int) -> None:
         """Report what has come as a datagram: that TCP does not hold up."""
-        if self.channel is not None:
-            self.channel.tick(now_ns, data_came=self._unacknowledged_bytes > 0)
-            if self.channel.is_usable(now_ns):
-                self._unacknowledged_bytes = 0
+        channel.tick(now_ns, data_came=self._unacknowledged_bytes > 0)
+        if channel.is_usable(now_ns):
+            self._unacknowledged_bytes = 0
 
     # Handshake
 
@@ -516,8 +526,10 @@ class Connection(asyncio.Protocol):
     def _handle_frame(self, kind: int, body: bytes, at_once: bool) -> None:
         link = self.link
         assert link is not None
-        if kind in (FrameKind.DATA, FrameKind.NUMBERED):
-            if kind == FrameKind.DATA:
+        if kind == _HEARTBEAT:
+            self._take_heartbeat(link, decode_heartbeat(body))
+        elif kind in (_DATA, _NUMBERED):
+            if kind == _DATA:
                 self._arrived = number = self._arrived + 1
             elif self.channel is None or len(body) < NUMBER.size:
                 raise ProtocolError(CloseReason.UNEXPECTED_FRAME, "a numbered frame without datagrams")
@@ -529,16 +541,6 @@ class Connection(asyncio.Protocol):
                 assert self._waiting is not None
                 self.hub.inbox.push(self, self._waiting.add(body), number, body)
                 self._choose_reading()
-        elif kind == FrameKind.HEARTBEAT:
-            heartbeat = decode_heartbeat(body)
-            assert self.liveness is not None
-            now_ns = self.hub.clock()
-            way_ns = self.liveness.lowest_round_trip_ns
-            said_ns = said_at_ns(heartbeat.sent_ns, link.clock.shift_at(now_ns), way_ns, now_ns)
-            link.acknowledged(link.outbox.acknowledge(heartbeat.received, said_ns, way_ns))
-            self._take_helper(link, heartbeat, now_ns)
-            if link.outbox.has_waiting:
-                self.flush_soon()
         else:
             message = decode(kind, body)
             self._take_all_waiting()  # it may be about what was sent before it
@@ -563,12 +565,17 @@ class Connection(asyncio.Protocol):
         else:
             self.hub.acknowledge_soon(self)
 
-    def _take_helper(self, link: Link, heartbeat: Heartbeat, now_ns: int) -> None:
-        """Learn from a heartbeat how far away the peer is and how its clock stands to ours."""
+    def _take_heartbeat(self, link: Link, heartbeat: Heartbeat) -> None:
+        """Learn what has arrived, how far away the peer is and how its clock stands to ours."""
         liveness = self.liveness
         assert liveness is not None
+        now_ns = self.hub.clock()
+        outbox = link.outbox
+        way_ns = liveness.lowest_round_trip_ns
+        said_ns = said_at_ns(heartbeat.sent_ns, link.clock.shift_at(now_ns), way_ns, now_ns)
+        link.acknowledged(outbox.acknowledge(heartbeat.received, said_ns, way_ns))
         first = not liveness.has_received
-        liveness.received(heartbeat, now_ns, calm=link.outbox.is_idle)
+        liveness.received(heartbeat, now_ns, calm=outbox.is_idle)
         if heartbeat.echo_ns:
             link.clock.helper(heartbeat.echo_ns, heartbeat.echo_received_ns, now_ns)
             if link.delays is not None and (self.channel is None or not self.channel.is_usable(now_ns)):
@@ -576,6 +583,8 @@ class Connection(asyncio.Protocol):
         if first:
             # Echo it at once, so that the peer need not wait an interval to know our clock.
             self._send_heartbeat(now_ns)
+        if outbox.has_waiting:
+            self.flush_soon()
 
     def _send_heartbeat(self, now_ns: int) -> None:
         assert self.liveness is not None and self.link is not None and self._transport is not None
@@ -597,7 +606,7 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._state is not State.OPEN or not self._writable:
+        if self._state is not _OPEN or not self._writable:
             return
         assert self.link is not None and self._transport is not None
         if self.link.holds_data:

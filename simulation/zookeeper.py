@@ -559,6 +559,8 @@ def pack(message: Wire) -> bytes:
 
 def split(buffer: bytes) -> tuple[list[Wire], bytes]:
     """The whole messages at the start of the bytes, and the rest."""
+    if len(buffer) > LENGTH.size and LENGTH.unpack_from(buffer)[0] == len(buffer) - LENGTH.size:
+        return [marshal.loads(buffer[LENGTH.size :])], b""  # one, as nearly always
     messages: list[Wire] = []
     start = 0
     while len(buffer) - start >= LENGTH.size:
