@@ -19,7 +19,7 @@ import marshal
 import random
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from coordinator.operations import ANY_VERSION, Check, Create, Delete, Operation, SetData
@@ -167,7 +167,7 @@ class ModelSession:
     password: bytes
     timeout_s: float
     heard_s: float
-    holder: object = None
+    holder: "ServerConnection | None" = None
     """The connection that has it; requests of others are refused."""
 
 
@@ -248,21 +248,15 @@ class Ensemble:
 
     def _trial(self, zxid: int, session_id: int, operations: Sequence[Operation]) -> tuple[Any, ...]:
         """The results of operations, each after those before it; the tree stays as it is."""
-        if len(operations) == 1:
-            self.tree.check(operations[0])
-        else:
-            scratch = _Scratch(self.tree)
-            for index, operation in enumerate(operations):
-                try:
-                    scratch.check(operation)
-                except RefusedError as error:
-                    raise RefusedError(error.code, index) from None
-                scratch.apply(Txn(zxid, session_id, (operation,)))
-        preview = _Scratch(self.tree)
+        scratch = _scratch(self.tree, operations)
         results = []
-        for operation in operations:
-            preview.apply(Txn(zxid, session_id, (operation,)))
-            results.append(preview.result(operation))
+        for index, operation in enumerate(operations):
+            try:
+                scratch.check(operation)
+            except RefusedError as error:
+                raise RefusedError(error.code, index) from None
+            scratch.apply(Txn(zxid, session_id, (operation,)))
+            results.append(scratch.result(operation))
         return tuple(results)
 
     def _named(self, operation: Operation) -> Operation:
@@ -284,58 +278,16 @@ class Ensemble:
         return txn
 
 
-class _Scratch(Tree):
-    """A tree to try operations on: copies what is touched, and nothing else."""
-
-    def __init__(self, tree: Tree) -> None:
-        super().__init__()
-        self.nodes = _CopyOnRead(tree.nodes)
-        self.ephemerals = {}
-
-
-class _CopyOnRead(dict[str, Znode]):
-    def __init__(self, below: dict[str, Znode]) -> None:
-        super().__init__()
-        self._below = below
-        self._gone: set[str] = set()
-
-    def get(self, path: str, default: Any = None) -> Any:
-        if not super().__contains__(path):
-            node = self._below.get(path)
-            if node is None or path in self._gone:
-                return default
-            super().__setitem__(
-                path,
-                Znode(
-                    node.data,
-                    node.owner,
-                    node.created,
-                    node.modified,
-                    node.version,
-                    node.creations,
-                    dict(node.children),
-                ),
-            )
-        return super().__getitem__(path)
-
-    def __getitem__(self, path: str) -> Znode:
-        node: Znode | None = self.get(path)
-        if node is None:
-            raise KeyError(path)
-        return node
-
-    def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and self.get(path) is not None
-
-    def pop(self, path: str, *_: Any) -> Any:
-        node = self[path]
-        super().pop(path)
-        self._gone.add(path)
-        return node
-
-    def __setitem__(self, path: str, node: Znode) -> None:
-        self._gone.discard(path)
-        super().__setitem__(path, node)
+def _scratch(tree: Tree, operations: Sequence[Operation]) -> Tree:
+    """A tree to try operations on: copies of what they touch, and nothing else."""
+    scratch = Tree()
+    scratch.nodes.clear()
+    for operation in operations:
+        for path in (operation.path, parent_of(operation.path)):
+            node = tree.nodes.get(path)
+            if node is not None and path not in scratch.nodes:
+                scratch.nodes[path] = replace(node, children=dict(node.children))
+    return scratch
 
 
 class Member:
