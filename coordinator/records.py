@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Final, Self
 
 from coordinator.errors import RecordError
@@ -22,6 +23,8 @@ from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos
 
 FORMAT = 1
 """Version of the tree's layout, written into /cluster."""
+_RECORDS_KEPT: Final = 256
+"""Most znodes are read again unchanged: after every reconnect, and by a leader besides its broker."""
 _DELAYS: Final = tuple(asdict(NO_DELAYS))
 """Their names."""
 
@@ -89,6 +92,7 @@ class RouterRecord:
         )
 
     @classmethod
+    @lru_cache(_RECORDS_KEPT)
     def from_json(cls, data: bytes) -> Self:
         """Read the znode's content."""
         kind = "router"
@@ -186,6 +190,7 @@ class TopicRecord:
         )
 
     @classmethod
+    @lru_cache(_RECORDS_KEPT)
     def from_json(cls, data: bytes) -> Self:
         """Read the znode's content."""
         kind = "topic"

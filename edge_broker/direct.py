@@ -228,11 +228,13 @@ class DirectPaths:
             ticket.cancelled = True
 
     def _send_reserves(self) -> None:
-        self._sending_reserves = False
-        touched = self._broker.core.send_reserves(self._broker.hub.clock())
+        broker = self._broker
+        touched = broker.core.send_reserves(broker.hub.clock())
         if touched:
-            self._broker.flush(touched)
-        self.watch_reserves()
+            broker.flush(touched)
+        self._sending_reserves = broker.core.has_reserves
+        if self._sending_reserves:
+            broker.hub.loop.call_later(_RESERVE_S, self._send_reserves)
 
 
 def view_of(link: Link, *, outgoing: bool) -> LinkView:

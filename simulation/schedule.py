@@ -95,6 +95,10 @@ class Actor:
         now_ns = self.world.now_ns
         return self._offset_ns + now_ns + now_ns * self._drift_ppm // _MILLION
 
+    def time(self) -> float:
+        """The same in seconds, as asyncio asks for it."""
+        return self.clock_ns() / SECOND_NS
+
     def local_ns(self, true_ns: int) -> int:
         """What its clock shows at a true time."""
         return self._offset_ns + true_ns + true_ns * self._drift_ppm // _MILLION
@@ -107,6 +111,10 @@ class Actor:
         return 2 - (-local_ns * _MILLION // (_MILLION + self._drift_ppm))
 
     # Scheduling
+
+    def get_debug(self) -> bool:
+        """Asyncio asks a loop with every future and task."""
+        return False
 
     def soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> "Step":
         """Do this after everything else that is due now."""

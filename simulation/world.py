@@ -6,9 +6,9 @@ All code of a process runs on its loop, as it would on asyncio's; time is that o
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from overlay.limits import SECOND_NS
 from simulation.schedule import Actor, Life, World
 
 if TYPE_CHECKING:
@@ -33,9 +33,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.clock_ns = self.actor.clock_ns
         """This process's monotonic clock."""
         # Called all the time, hence without a detour: steps are handles as far as asyncio's code can tell.
+        self.time = self.actor.time  # type: ignore[method-assign]
+        self.get_debug = self.actor.get_debug  # type: ignore[method-assign]
         self.call_soon = self.actor.soon  # type: ignore[method-assign, assignment]
         self.call_soon_threadsafe = self.actor.soon  # type: ignore[method-assign, assignment]
         self.call_later = self.actor.later  # type: ignore[method-assign, assignment]
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
 
     def __del__(self) -> None:
         """Nothing has to be freed."""
@@ -45,16 +48,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Whether the process does anything."""
         return self.actor.life
 
-    def time(self) -> float:
-        return self.actor.clock_ns() / SECOND_NS
-
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         return self.actor.later(when - self.time(), callback, *args, context=context)
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
@@ -93,9 +90,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     async def create_datagram_endpoint(self, *arguments: Any, **options: Any) -> Any:
         """There is no UDP in this world: nodes do without datagrams."""
         raise NotImplementedError("the simulated network carries connections only")
-
-    def get_debug(self) -> bool:
-        return False
 
     def is_running(self) -> bool:
         return True

@@ -34,6 +34,8 @@ BAD_VERSION: Final = "bad version"
 NOT_EMPTY: Final = "not empty"
 EPHEMERAL_PARENT: Final = "ephemerals have no children"
 EXPIRED: Final = "session expired"
+_READS: Final = frozenset(("get", "children", "exists", "ping"))
+"""What a member answers by itself."""
 
 Wire = tuple[Any, ...]
 Write = Callable[["Tree"], Any]
@@ -397,7 +399,8 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _handle(self, message: Wire) -> None:
-        if message[0] == "connect":
+        kind = message[0]
+        if kind == "connect":
             self._connect(*message[1:])
             return
         session = self._session
@@ -408,18 +411,18 @@ class ServerConnection(asyncio.Protocol):
             self.drop()  # expired: the client learns it when it connects again
             return
         if self._member.cut_off:
-            if message[0] in ("get", "children", "exists", "ping"):
+            if kind in _READS:
                 self._read(*message)
             return  # writes wait for a leader that does not answer
         self._ensemble.touch(session)
-        if message[0] in ("get", "children", "exists", "ping", "remove_watches"):
+        if kind in _READS or kind == "remove_watches":
             self._read(*message)
-        elif message[0] == "close":
+        elif kind == "close":
             txn = self._ensemble.end_session(session.id)
             xid = message[1]
             assert txn is not None
             self._member.when_applied(txn.zxid, lambda: self._answer(xid, True))
-        elif message[0] == "sync":
+        elif kind == "sync":
             xid = message[1]
             self._member.when_applied(self._ensemble.tree.zxid, lambda: self._answer(xid, True))
         else:
