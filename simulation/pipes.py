@@ -163,7 +163,7 @@ class Pipe:
         arrivals.append(when_ns)
         if len(arrivals) > _ARRIVALS_KEPT:
             self.acknowledgements()
-        world.at(when_ns, _Arrival(self._to, self, data, when_ns), self.rank)
+        world.at(when_ns, _Arrival(self._to, self, data), self.rank)
 
     def arrive(self, data: bytes | None, when_ns: int) -> None:
         """A segment, or the end, has reached the receiver's machine."""
@@ -182,8 +182,8 @@ class _Arrival(Step):
 
     __slots__ = ("_data", "_pipe")
 
-    def __init__(self, actor: Actor, pipe: Pipe, data: bytes | None, when_ns: int) -> None:
-        super().__init__(actor, None, (), None, when_ns)
+    def __init__(self, actor: Actor, pipe: Pipe, data: bytes | None) -> None:
+        super().__init__(actor, None, ())
         self._pipe = pipe
         self._data = data
 

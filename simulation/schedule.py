@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from enum import Enum, auto
-from heapq import heappop, heappush
 from typing import Any, Final
 
 from overlay.limits import SECOND_NS
@@ -130,7 +129,7 @@ class Actor:
         due_ns = world.now_ns
         if delay_s > 0:
             due_ns += self.true_ns(int(delay_s * SECOND_NS))
-        step = Step(self, callback, args, context, due_ns)
+        step = Step(self, callback, args, context)
         world.at(due_ns, step)
         return step
 
@@ -138,7 +137,7 @@ class Actor:
 class Step:
     """Something an actor is to do, now or at some time; asyncio's code takes it for a handle."""
 
-    __slots__ = ("_args", "_callback", "_cancelled", "_context", "actor", "due_ns")
+    __slots__ = ("_args", "_callback", "_cancelled", "_context", "actor", "count", "due_ns", "rank")
 
     def __init__(
         self,
@@ -146,14 +145,16 @@ class Step:
         callback: Callable[..., object] | None,
         args: tuple[Any, ...],
         context: Context | None = None,
-        due_ns: int = 0,
     ) -> None:
         self.actor = actor
         self._callback = callback
         self._args = args
         self._context = context
         self._cancelled = False
-        self.due_ns = due_ns
+        # Set when it is put on the agenda.
+        self.due_ns = 0
+        self.rank = 0
+        self.count = 0
 
     def cancel(self) -> None:
         """Do not do it."""
@@ -190,6 +191,61 @@ class Step:
         return f"<Step of {self.actor.name}: {self._callback!r}>"
 
 
+class Agenda:
+    """Steps by time, rank and number: a binary heap, for which `heapq` would take a tuple per step."""
+
+    def __init__(self) -> None:
+        self._heap: list[Step] = []
+
+    def push(self, step: Step) -> None:
+        """One more."""
+        heap = self._heap
+        at = len(heap)
+        heap.append(step)
+        while at > 0:
+            above = (at - 1) >> 1
+            other = heap[above]
+            if not _precedes(step, other):
+                break
+            heap[at] = other
+            at = above
+        heap[at] = step
+
+    def pop_until(self, end_ns: int) -> Step | None:
+        """Take the first one out if it is due by then."""
+        heap = self._heap
+        if not heap or heap[0].due_ns > end_ns:
+            return None
+        first = heap[0]
+        last = heap.pop()
+        count = len(heap)
+        if count == 0:
+            return first
+        at = 0
+        below = 1
+        while below < count:
+            step = heap[below]
+            if below + 1 < count and _precedes(heap[below + 1], step):
+                below += 1
+                step = heap[below]
+            if not _precedes(step, last):
+                break
+            heap[at] = step
+            at = below
+            below = 2 * at + 1
+        heap[at] = last
+        return first
+
+
+def _precedes(one: Step, other: Step) -> bool:
+    """No two steps have the same number."""
+    if one.due_ns != other.due_ns:
+        return one.due_ns < other.due_ns
+    if one.rank != other.rank:
+        return one.rank < other.rank
+    return one.count < other.count
+
+
 class World:
     """The schedule of everything, and the record of what happened."""
 
@@ -200,7 +256,7 @@ class World:
         self.failures: list[str] = []
         """Exceptions that nobody caught: bugs."""
         self.ready: deque[Step] = deque()
-        self._heap: list[tuple[int, int, int, Step]] = []
+        self._agenda = Agenda()
         self._count = 0
         self._running: Actor | None = None
         self.graveyard: list[object] = []
@@ -216,8 +272,10 @@ class World:
     def at(self, when_ns: int, step: Step, rank: int = 0) -> None:
         """Do it at a time; of several at one time, by rank and then in the order they were asked for."""
         self._count += 1
-        when_ns = max(when_ns, self.now_ns)
-        heappush(self._heap, (when_ns, rank, self._count, step))
+        step.due_ns = max(when_ns, self.now_ns)
+        step.rank = rank
+        step.count = self._count
+        self._agenda.push(step)
 
     def note(self, what: str, where: str, data: bytes = b"") -> None:
         """Enter something that happened into the history; `data` is for who reads it."""
@@ -228,13 +286,12 @@ class World:
 
     def run_until(self, end_ns: int) -> None:
         """Let everything happen that is due until then."""
-        heap = self._heap
+        agenda = self._agenda
         try:
             self._empty_ready()
-            while heap and heap[0][0] <= end_ns:
-                when_ns, _, _, step = heappop(heap)
-                if when_ns > self.now_ns:
-                    self.now_ns = when_ns
+            while (step := agenda.pop_until(end_ns)) is not None:
+                if step.due_ns > self.now_ns:
+                    self.now_ns = step.due_ns
                     self._at_once = 0
                 if not step._cancelled:
                     self._do(step)
