@@ -287,7 +287,8 @@ class _Connection(asyncio.Protocol):
     def ask(self, xid: int, message: Wire, pending: _Pending) -> None:
         """Write a request."""
         self._pending[xid] = pending
-        self.send(message)
+        if self._transport is not None:
+            self._transport.write(pack(message))
 
     def drop(self) -> None:
         """End the connection now."""
@@ -311,14 +312,14 @@ class _Connection(asyncio.Protocol):
     def _answered(self, xid: int, zxid: int, error: str, value: Any) -> None:
         self.answers += 1
         self._client.seen(zxid)
-        pending = self._pending.pop(xid)
-        if error and pending.paths:
+        path, done, convert, paths = self._pending.pop(xid)
+        if error and paths:
             index = int(value)
-            pending.done(None, TransactionFailedError(index, _error(error, pending.paths[index])))
+            done(None, TransactionFailedError(index, _error(error, paths[index])))
         elif error:
-            pending.done(None, _error(error, pending.path))
+            done(None, _error(error, path))
         else:
-            pending.done(value if pending.convert is None else pending.convert(value), None)
+            done(value if convert is None else convert(value), None)
 
 
 def _same(connection: _Connection) -> _Connection:
