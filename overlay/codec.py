@@ -54,10 +54,24 @@ _TYPE_OF_KIND: Final[dict[int, type[ControlMessage]]] = {
     FrameKind.RESUME: Resume,
 }
 _KIND_OF_TYPE: Final = {message_type: kind for kind, message_type in _TYPE_OF_KIND.items()}
-_HINTS: Final = {message_type: get_type_hints(message_type) for message_type in _KIND_OF_TYPE}
+
+
+def _options(hint: Any) -> tuple[tuple[Any, Any], ...]:
+    """The types that a field may have, each with what its elements are of."""
+    union = isinstance(hint, types.UnionType) or get_origin(hint) is Union
+    return tuple(
+        (get_origin(option) or option, next(iter(get_args(option)), None))
+        for option in (get_args(hint) if union else (hint,))
+    )
+
+
 _FIELDS: Final = {
     message_type: tuple(
-        (item.name, item.default is MISSING and item.default_factory is MISSING)
+        (
+            item.name,
+            item.default is MISSING and item.default_factory is MISSING,
+            _options(get_type_hints(message_type)[item.name]),
+        )
         for item in fields(message_type)
     )
     for message_type in _KIND_OF_TYPE
@@ -71,7 +85,7 @@ _HEARTBEAT_KIND: Final = int(FrameKind.HEARTBEAT)
 def encode(message: ControlMessage) -> bytes:
     """A control message as a whole frame."""
     message_type = type(message)
-    content = {name: getattr(message, name) for name, _ in _FIELDS[message_type]}
+    content = {name: getattr(message, name) for name, _, _ in _FIELDS[message_type]}
     return frame(_KIND_OF_TYPE[message_type], msgpack.packb(content))
 
 
@@ -88,22 +102,18 @@ def decode(kind: int, body: bytes) -> ControlMessage:
         ) from error
     if not isinstance(content, dict):
         raise ProtocolError(CloseReason.BAD_FRAME, f"{message_type.__name__}: not a map")
-    hints = _HINTS[message_type]
     values: dict[str, Any] = {}
-    for name, required in _FIELDS[message_type]:
+    for name, required, options in _FIELDS[message_type]:
         if name in content:
-            values[name] = _checked(message_type.__name__, name, content[name], hints[name])
+            values[name] = _checked(message_type.__name__, name, content[name], options)
         elif required:
             raise ProtocolError(CloseReason.BAD_FRAME, f"{message_type.__name__}: {name} is missing")
     return message_type(**values)
 
 
-def _checked(message: str, name: str, value: object, hint: Any) -> Any:
-    """`value` as the type `hint` asks for, or ProtocolError."""
-    for option in (
-        get_args(hint) if isinstance(hint, types.UnionType) or get_origin(hint) is Union else (hint,)
-    ):
-        plain = get_origin(option) or option
+def _checked(message: str, name: str, value: object, options: tuple[tuple[Any, Any], ...]) -> Any:
+    """`value` as one of the types that its field may have, or ProtocolError."""
+    for plain, inner in options:
         if plain is types.NoneType:
             if value is None:
                 return None
@@ -111,7 +121,6 @@ def _checked(message: str, name: str, value: object, hint: Any) -> Any:
             if _is_plain(value, int):
                 return value
         elif plain is tuple:
-            (inner, *_) = get_args(option)
             if isinstance(value, list) and all(_is_plain(item, inner) for item in value):
                 return tuple(value)
         elif plain is dict:
@@ -158,4 +167,4 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
         raise ProtocolError(
             CloseReason.BAD_FRAME, f"heartbeat of {len(body)} bytes, it has {_HEARTBEAT_BYTES}"
         )
-    return Heartbeat(*_HEARTBEAT.unpack(body))
+    return tuple.__new__(Heartbeat, _HEARTBEAT.unpack(body))  # its own constructor is not compiled
