@@ -199,17 +199,8 @@ class Agenda:
 
     def push(self, step: Step) -> None:
         """One more."""
-        heap = self._heap
-        at = len(heap)
-        heap.append(step)
-        while at > 0:
-            above = (at - 1) >> 1
-            other = heap[above]
-            if not _precedes(step, other):
-                break
-            heap[at] = other
-            at = above
-        heap[at] = step
+        self._heap.append(step)
+        self._rise(len(self._heap) - 1, step)
 
     def pop_until(self, end_ns: int) -> Step | None:
         """Take the first one out if it is due by then."""
@@ -221,20 +212,28 @@ class Agenda:
         count = len(heap)
         if count == 0:
             return first
-        at = 0
+        # The gap moves down to where there is nothing below it: where the last one goes is seldom far above.
+        gap = 0
         below = 1
         while below < count:
-            step = heap[below]
-            if below + 1 < count and _precedes(heap[below + 1], step):
+            if below + 1 < count and _precedes(heap[below + 1], heap[below]):
                 below += 1
-                step = heap[below]
-            if not _precedes(step, last):
-                break
-            heap[at] = step
-            at = below
-            below = 2 * at + 1
-        heap[at] = last
+            heap[gap] = heap[below]
+            gap = below
+            below = 2 * gap + 1
+        self._rise(gap, last)
         return first
+
+    def _rise(self, gap: int, step: Step) -> None:
+        """Put a step into the gap, or as far above it as it belongs."""
+        heap = self._heap
+        while gap > 0:
+            above = (gap - 1) >> 1
+            if not _precedes(step, heap[above]):
+                break
+            heap[gap] = heap[above]
+            gap = above
+        heap[gap] = step
 
 
 def _precedes(one: Step, other: Step) -> bool:
