@@ -167,4 +167,4 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
         raise ProtocolError(
             CloseReason.BAD_FRAME, f"heartbeat of {len(body)} bytes, it has {_HEARTBEAT_BYTES}"
         )
-    return tuple.__new__(Heartbeat, _HEARTBEAT.unpack(body))  # its own constructor is not compiled
+    return Heartbeat(*_HEARTBEAT.unpack(body))

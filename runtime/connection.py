@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._seal: Seal | None = None
         self.channel: Channel | None = None
         """For urgent frames, which TCP might hold up."""
-        self._state = State.AWAIT_HELLO
+        self._state = _AWAIT_HELLO
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._writable = True
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._timer = self.hub.loop.call_later(HANDSHAKE_TIMEOUT_NS / SECOND_NS, self._handshake_timed_out)
         self.hub.connection_opened(self)
         if self._dialled and self._proxied is not None:
-            self._state = State.PROXY
+            self._state = _PROXY
             transport.write(f"CONNECT {self._proxied} HTTP/1.1\r\nHost: {self._proxied}\r\n\r\n".encode())
         else:
             self._begin()
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """The handshake is done and the connection not closed."""
-        return self._state is State.OPEN
+        return self._state is _OPEN
 
     def send_control(self, message: ControlMessage) -> None:
         """Write a control frame at once; it may overtake waiting data."""
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
 
     def write_again(self, frames: list[bytes]) -> None:
         """Write frames that were sent on an earlier connection and not acknowledged."""
-        if self._transport is not None and self._state is State.OPEN:
+        if self._transport is not None and self._state is _OPEN:
             if self.channel is not None:
                 assert self.link is not None
                 first = self.link.outbox.next_unacknowledged
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
     def write_numbered(self, number: int) -> None:
         """Write a frame that was lost as a datagram."""
         frame = self.link.outbox.frame(number) if self.link is not None else None
-        if frame is not None and self._state is State.OPEN:
+        if frame is not None and self._state is _OPEN:
             self._write(_numbered(number, frame))
 
     def take_numbered(self, number: int, body: bytes, *, has_waited: bool = False) -> None:
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             if self._tls is not None and (self._state is State.TLS or reason is CloseReason.TLS_FAILED):
                 self._transport.write(self._tls.take())
-            elif self._state is not State.PROXY:
+            elif self._state is not _PROXY:
                 self._write(encode(Close(reason, detail[:512])))
             self._close_transport(self._transport)
         self._finish()
@@ -293,13 +293,13 @@ class Connection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Let the peer's bytes pile up at the peer: backpressure."""
-        if not self._reading_paused and self._state is State.OPEN:
+        if not self._reading_paused and self._state is _OPEN:
             self._reading_paused = True
             self._choose_reading()
 
     def resume_reading(self) -> None:
         """Take the peer's bytes again."""
-        if self._reading_paused and self._state is State.OPEN:
+        if self._reading_paused and self._state is _OPEN:
             self._reading_paused = False
             if self.liveness is not None:
                 self.liveness.heard()
@@ -342,7 +342,7 @@ class Connection(asyncio.Protocol):
 
     def send_due_heartbeat(self, now_ns: int) -> None:
         """Send a heartbeat if one is due."""
-        if self.liveness is not None and self._state is State.OPEN and self.liveness.is_due(now_ns, 0):
+        if self.liveness is not None and self._state is _OPEN and self.liveness.is_due(now_ns, 0):
             self._send_heartbeat(now_ns)
 
     def acknowledge(self, now_ns: int) -> None:
@@ -375,7 +375,7 @@ class Connection(asyncio.Protocol):
                 self._transport.write(self._tls.start())
         elif self._dialled:
             assert self.link is not None
-            self._state = State.HELLO_SENT
+            self._state = _HELLO_SENT
             hello = self.hub.hello_for(self.link)
             port = self.hub.datagrams_for(self.link)
             if port is not None and self._proxied is None:
@@ -383,11 +383,11 @@ class Connection(asyncio.Protocol):
                 hello = replace(hello, datagrams=str(self._seal))
             self._write(encode(hello))
         else:
-            self._state = State.AWAIT_HELLO
+            self._state = _AWAIT_HELLO
 
     def _decrypt(self, tls: TlsChannel, data: bytes) -> bytes:
         if tls.is_fresh and len(data) > 2 and not speaks_tls(data):
-            self._tls, self._state = None, State.AWAIT_HELLO  # so that the peer can read the answer
+            self._tls, self._state = None, _AWAIT_HELLO  # so that the peer can read the answer
             raise ProtocolError(CloseReason.TLS_FAILED, "only TLS is spoken here: give certificates")
         plain = tls.decrypt(data)
         if (answer := tls.take()) and self._transport is not None:
@@ -416,15 +416,15 @@ class Connection(asyncio.Protocol):
         return rest
 
     def _handle_handshake(self, kind: int, body: bytes) -> None:
-        message = decode(kind, body) if kind != FrameKind.DATA else None
+        message = decode(kind, body) if kind != _DATA else None
         if isinstance(message, Close):
             self._peer_closed(message)
-        elif self._state is State.AWAIT_HELLO and isinstance(message, Hello):
+        elif self._state is _AWAIT_HELLO and isinstance(message, Hello):
             if self.hub.holds(message):
                 self._hold(message)
             else:
                 self._welcome(message)
-        elif self._state is State.HELLO_SENT and isinstance(message, Welcome):
+        elif self._state is _HELLO_SENT and isinstance(message, Welcome):
             assert self.link is not None
             drift_ppm = self._drift_ppm(message.drift_ppm)
             self.hub.admit_welcome(self.link, message, self.peer_certificate)
@@ -447,7 +447,7 @@ class Connection(asyncio.Protocol):
         if self._state is not State.HELD:
             return
         assert self._transport is not None
-        self._state = State.AWAIT_HELLO
+        self._state = _AWAIT_HELLO
         self._transport.resume_reading()
         try:
             self._welcome(hello)
@@ -502,7 +502,7 @@ class Connection(asyncio.Protocol):
     def _open(self, heartbeat_ns: int) -> None:
         assert self.link is not None and self._transport is not None and self._timer is not None
         self._timer.cancel()
-        self._state = State.OPEN
+        self._state = _OPEN
         self._reader.open_up()
         self._arrived = self.link.received
         roles = {self.hub.identity.role, self.link.role}
@@ -633,7 +633,7 @@ class Connection(asyncio.Protocol):
     def _read_rest(self) -> None:
         """Take what the peer had sent before it died."""
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        while sock is not None and self._state is State.OPEN and (data := read_rest(sock)):
+        while sock is not None and self._state is _OPEN and (data := read_rest(sock)):
             self.data_received(data)
 
     def _peer_closed(self, message: Close) -> None:
@@ -658,7 +658,7 @@ class Connection(asyncio.Protocol):
         """Enter CLOSED once, whichever way it came."""
         if self._state is State.CLOSED:
             return
-        was_open = self._state is State.OPEN
+        was_open = self._state is _OPEN
         self._state = State.CLOSED
         if self.channel is not None:
             self.channel.close()
@@ -671,4 +671,4 @@ class Connection(asyncio.Protocol):
 
 def _numbered(number: int, data: bytes) -> bytes:
     """A data frame with its number, as it travels on a connection with a channel for datagrams."""
-    return frame(FrameKind.NUMBERED, NUMBER.pack(number) + data[FRAME_HEADER_BYTES:])
+    return frame(_NUMBERED, NUMBER.pack(number) + data[FRAME_HEADER_BYTES:])
