@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from coordinator.session import SessionState
 from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, MILLISECOND_NS, SECOND_NS
+from routing_broker import RoutingBroker
 from simulation.checkers import Excuse, LeaderChecker
 from simulation.nodes import ClientProcess, EdgeProcess, RouterProcess, TopicPlan
 from simulation.overlay_model import MEMBERS, PLANNED_FAILOVER_MS, SimulatedOverlay
@@ -403,6 +405,10 @@ class Faults:
         heal: Heal = _nothing
         for broker in self._overlay.brokers:
             if broker.broker is not None and broker.broker.session.session_id == session:
+                leader = broker.broker if isinstance(broker.broker, RoutingBroker) else None
+                if leader is not None and leader.is_leader and not self._hears_zookeeper(leader):
+                    # ZooKeeper itself would wait for the session's timeout, and the lease is shorter.
+                    return "expire no session", _nothing
                 heal = self._excused_if_session_ends(broker, heal)
         self._overlay.ensemble.end_session(session)
         return f"expire session {session:x}", heal
@@ -415,6 +421,13 @@ class Faults:
         return f"reset connections of {broker.name} to ZooKeeper", _nothing
 
     # Details
+
+    def _hears_zookeeper(self, broker: RoutingBroker) -> bool:
+        """What ZooKeeper tells it arrives soon."""
+        ways = [self._overlay.network.path(name, broker.id) for name in MEMBERS]
+        return broker.session.state is SessionState.CONNECTED and not any(
+            way.is_blocked or way.slow_ns for way in ways
+        )
 
     def _edge_and_router(self) -> tuple[str, str]:
         return (

@@ -27,6 +27,7 @@ FOUND = {
     10618: "what a client published without an edge pushed out what the dead one had not passed on",
     10869: "a leader that was told of its end asked first whether it was so, and the answer took long",
     11997: "a direct path opened while messages waited at a routing broker that could not reach the egress",
+    5506: "the session of a leader was ended by hand while it could not be told",
     387: "a router cut off from ZooKeeper gave up the route to a subscriber that had told it of its new edge",
 }
 """Seeds that broke a promise, and the cause."""
