@@ -83,7 +83,7 @@ def ring(publications: int, seed: int, file: Path | None) -> None:
 
 @click.command()
 @click.option("--seconds", type=click.FloatRange(0), default=120.0, show_default=True)
-@click.option("--messages", type=click.IntRange(1_000), default=2_000, show_default=True, help="Per turn.")
+@click.option("--messages", type=click.IntRange(1_000), default=8_000, show_default=True, help="Per turn.")
 @click.option(
     "--check", is_flag=True, help="Fail unless tracing 1 % is shown to cost no broker more than 3 %."
 )
