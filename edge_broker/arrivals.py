@@ -1,9 +1,9 @@
 """Telling others that a subscriber has come from another edge, so that they send what it has missed.
 
 The subscriber's new edge tells the other edges of the LAN and the topic's routing brokers, which pass it
-on to the edges of the topic's publishers. Each of them first counts the new edge among those it sends to,
-without waiting for ZooKeeper, and then passes on or sends again: so nothing falls in between. A routing
-broker whose link comes up while the subscriber resumes, or that gets the topic then, is told as well.
+on to the edges that may have publishers of the topic. Each of them first counts the new edge among those it
+sends to, without waiting for ZooKeeper, and then passes on or sends again: so nothing falls in between. A
+routing broker whose link comes up while the subscriber resumes, or that gets the topic then, is told as well.
 """
 
 from typing import TYPE_CHECKING

@@ -48,6 +48,7 @@ from routing_broker.core import RouterCore
 from routing_broker.mode import Mode
 from routing_broker.model import Peer
 from routing_broker.proven import ProvenDelays
+from routing_broker.sources import Sources
 from runtime.config import RouterConfig, listen_address
 from runtime.host import Host
 from runtime.hub import BACK_OFF_MOST_S, Dialer, Hub, Identity
@@ -113,6 +114,7 @@ class RoutingBroker:
         self._views: dict[str, TopicView] = {}
         self._subscribers: dict[str, Lingering[tuple[str, str, SubscriptionQos]]] = {}
         """Edge and LAN of the subscribers of each topic, and what they ask for."""
+        self._sources = Sources()
         self._admission = AdmissionWatch(config.delays)
         self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
@@ -315,19 +317,13 @@ class RoutingBroker:
         """
         check_sender(message, link.peer, link.lan)
         request = request_of(message)
-        view = self._views.get(message.topic)
-        if view is None:
+        if message.topic not in self._views:
             return
         self._subscribers[message.topic].expect((message.edge, message.lan, request), self.hub.clock())
         self._set_topic(message.topic)
-        sources = {
-            endpoint.edge
-            for endpoint in view.endpoints
-            if endpoint.kind is EndpointKind.PUBLISHER and endpoint.lan != message.lan
-        }
-        for edge in sorted(sources):
+        for edge in sorted(self._sources.of(message.topic, self.core.peers.keys())):
             source = self._links.get(f"{Role.EDGE}:{edge}")
-            if source is not None:
+            if source is not None and source.lan != message.lan:
                 source.send(message)
 
     def _edge_link(self, edge: str, lan: str) -> Link:
@@ -390,6 +386,7 @@ class RoutingBroker:
         self._topic_watches.pop(name).cancel()
         self._views.pop(name, None)
         self._subscribers.pop(name, None)
+        self._sources.forget_topic(name)
         self._admission.set_topic(name, None)
         topic_id = self._topic_ids.pop(name, None)
         if topic_id is not None:
@@ -408,6 +405,8 @@ class RoutingBroker:
             ),
             self.hub.clock(),
         )
+        publishers = (endpoint for endpoint in view.endpoints if endpoint.kind is EndpointKind.PUBLISHER)
+        self._sources.set_topic(name, (endpoint.edge for endpoint in publishers), self.hub.clock())
         self._set_topic(name)
         if name in self._assigned:
             self._partners.set_topic(name, view.record.primary, view.record.backup)
@@ -442,6 +441,7 @@ class RoutingBroker:
 
     def _on_edges(self, edges: frozenset[str]) -> None:
         self._edges = edges
+        self._sources.set_edges(edges, self.hub.clock())
         self._edges_read = True
 
     def _on_routers(self, routers: Mapping[str, RouterRecord]) -> None:
@@ -469,6 +469,7 @@ class RoutingBroker:
         self.core.expire(now_ns)
         self._judge(now_ns)
         since_ns, until_ns = self.session.answering_ns
+        self._sources.expire(until_ns, since_ns)
         for number, (topic, subscribers) in enumerate(list(self._subscribers.items()), 1):
             if self._subscribers.get(topic) is subscribers and subscribers.expire(until_ns, since_ns):
                 self._set_topic(topic)

@@ -29,6 +29,7 @@ FOUND = {
     11997: "a direct path opened while messages waited at a routing broker that could not reach the egress",
     5506: "the session of a leader was ended by hand while it could not be told",
     387: "a router cut off from ZooKeeper gave up the route to a subscriber that had told it of its new edge",
+    4350: "routers did not ask a publisher's edge, whose session had ended, for what a subscriber had missed",
 }
 """Seeds that broke a promise, and the cause."""
 
