@@ -8,9 +8,9 @@ the present placement alone, so that a new leader goes on where the old one stop
 2. Spread. A backup on its primary's host moves to another host, where there is one.
 3. Balance. Topics move from the most to the least loaded router while that helps. A move takes
    two rounds: the new router becomes the backup first, and once that has settled, primary and
-   backup change places. So the new primary is connected before it is needed. Between routers of
-   one host the move is direct, because the backup must stay on the other host. When primaries
-   are balanced, backups are balanced in the same way.
+   backup change places. So the new primary is connected before it is needed, and knows the topic,
+   for the leader asks it first. Between routers of one host the move is direct, because the backup
+   must stay on the other host. When primaries are balanced, backups are balanced in the same way.
 
 Steps 2 and 3 touch topics that work, so together they change a bounded number per round.
 """

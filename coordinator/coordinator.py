@@ -27,6 +27,7 @@ from coordinator.keeper import EphemeralKeeper
 from coordinator.leader import Leader, LeaderCounters
 from coordinator.limits import OPERATION_TIMEOUT_S, READS_PER_S, RESYNC_S, TOPIC_ID_MAX
 from coordinator.mirror import (
+    CountedNamesMirror,
     FolderMirror,
     LeaderMirror,
     Mirror,
@@ -431,13 +432,23 @@ class Coordinator:
         """
         return self._watch(NamesMirror(self._session, self._settings, paths.EDGES, callback))
 
-    def watch_assignments(self, router_id: str, callback: Callable[[frozenset[str]], None]) -> Watch:
-        """Call back with the names of the topics that `router_id` serves, as primary or backup."""
+    def watch_assignments(self, router_id: str, callback: Callable[[frozenset[str], int], None]) -> Watch:
+        """Call back with the names of the topics that `router_id` serves, as primary or backup.
 
-        def deliver(nodes: frozenset[str]) -> None:
-            callback(frozenset(paths.unquote_topics(nodes)))
+        And with the version of this list, for `confirm_assignments`.
+        """
 
-        return self._watch(NamesMirror(self._session, self._settings, paths.folder_path(router_id), deliver))
+        def deliver(view: tuple[frozenset[str], int]) -> None:
+            nodes, version = view
+            callback(frozenset(paths.unquote_topics(nodes)), version)
+
+        path = paths.folder_path(router_id)
+        return self._watch(CountedNamesMirror(self._session, self._settings, path, deliver))
+
+    async def confirm_assignments(self, router_id: str, version: int) -> None:
+        """Tell the leader that `router_id` can serve the topics it was given up to `version`."""
+        path, data = paths.folder_path(router_id), str(version).encode()
+        await self._insist("confirming assignments", lambda: self._session.set(path, data))
 
     def watch_leader(self, callback: Callable[[str | None, int], None]) -> Watch:
         """Call back with the leader, None while there is none, and the epoch."""

@@ -11,7 +11,9 @@ think: what we know of the topics concerned is thrown away and read again. That 
 somebody has changed a topic's quality of service since we read its record.
 
 The folders in /assignments follow from the topic records. They exist so that a router can watch
-its own topics and no others.
+its own topics and no others. A router writes into its folder up to which version it has read it, and
+all topics in it: it becomes primary in a planned move only of what it knows, or messages would wait
+there for a router that is slow to reach ZooKeeper.
 """
 
 import asyncio
@@ -21,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from coordinator import paths
-from coordinator.assignment import Change, Placement, Planner
+from coordinator.assignment import Change, Placement, Planner, Reason
 from coordinator.election import Mandate
 from coordinator.errors import (
     ConnectionLostError,
@@ -116,6 +118,8 @@ class Leader:
         """Missing routers are given time: we were cut off from ZooKeeper ourselves, or many are missing."""
         self._settled_at_ns: dict[str, int] = {}
         """When the new backup of a topic will have settled."""
+        self._unconfirmed: dict[str, int] = {}
+        """Topics that wait to be moved, and the version of its folder that the new primary must confirm."""
         self._gone_since_ns: dict[str, int] = {}
         self._scrub_from = 0
 
@@ -209,7 +213,35 @@ class Leader:
         )
         for _ in planner.steps():
             await asyncio.sleep(0)
-        return planner.changes()
+        return await self._without_unconfirmed(planner.changes(), now_ns)
+
+    async def _without_unconfirmed(self, changes: list[Change], now_ns: int) -> list[Change]:
+        """Put off moves to backups that have not confirmed yet that they know the topic."""
+        folders: dict[str, tuple[int, int]] = {}
+        put_off: set[str] = set()
+        for change in changes:
+            topic, router = change.topic, change.placement.primary
+            if change.reason is not Reason.MOVE or router != self._topics[topic].placement.backup:
+                continue
+            assert router is not None
+            if router not in folders:
+                folders[router] = await self._read_confirmed(router)
+            confirmed, version = folders[router]
+            if confirmed < self._unconfirmed.setdefault(topic, version):
+                self._settled_at_ns[topic] = now_ns + int(SETTLE_S * SECOND_NS)
+                put_off.add(topic)
+        return [change for change in changes if change.topic not in put_off]
+
+    async def _read_confirmed(self, router: str) -> tuple[int, int]:
+        """Which version of its folder a router has confirmed, and which one it has to."""
+        if self._folders.get(router, set()) & self._unreadable:
+            return 0, 0  # it would be waited for until somebody mends what it cannot read either
+        try:
+            data, stat = await self._session.get(paths.folder_path(router))
+        except NoNodeError:
+            self._reload = True
+            return 0, 1
+        return int(data) if data.isdigit() else 0, stat.children_version
 
     def _awaited(
         self, placements: Iterable[Placement], routers: dict[str, RouterRecord], now_ns: int
@@ -262,6 +294,7 @@ class Leader:
         for topic in self._topics.keys() - names:
             del self._topics[topic]
             self._settled_at_ns.pop(topic, None)
+            self._unconfirmed.pop(topic, None)
             self._untidy = True
         self._unreadable &= names
         new = sorted(names - self._topics.keys() - self._unreadable)
@@ -388,6 +421,7 @@ class Leader:
         for change, stat in zip(changes, stats, strict=True):
             before = self._topics[change.topic].record
             self._topics[change.topic] = _Known.of(self._changed(change), stat.version)
+            self._unconfirmed.pop(change.topic, None)
             if change.placement.backup not in {None, before.backup, before.primary}:
                 self._settled_at_ns[change.topic] = settled_ns
         for operation in operations:

@@ -40,7 +40,8 @@ OPERATIONS_PER_TRANSACTION: Final = 100
 ROUND_INTERVAL_S: Final = 0.02
 """Shortest time between two rounds of the leader."""
 SETTLE_S: Final = 1.0
-"""How long a new backup stands before it may become the primary in a planned move."""
+"""How long a new backup stands before it may become the primary in a planned move, if it knows the topic
+by then; else it is looked at again after as long."""
 REVIEW_S: Final = 5.0
 """The leader looks at reported loads this often."""
 ABSENCE_GRACE_S: Final = 2.0

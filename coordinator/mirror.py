@@ -367,7 +367,7 @@ class NamesMirror(Mirror[frozenset[str]]):
 
 
 class CountedNamesMirror(Mirror[tuple[frozenset[str], int]]):
-    """The names in a folder, and how often one has come or gone.
+    """The names in a folder, and how often one has come or gone; an absent folder is an empty one.
 
     The count tells that a znode was deleted and made again under the same name between two reads.
     """
@@ -383,8 +383,15 @@ class CountedNamesMirror(Mirror[tuple[frozenset[str], int]]):
         super().__init__(session, settings, deliver)
 
     async def _read(self) -> tuple[frozenset[str], int]:
-        names, stat = await self._arming(WatchKind.CHILDREN, self._path, self._session.children_and_stat)
-        return frozenset(names), stat.children_version
+        while True:
+            try:
+                names, stat = await self._arming(
+                    WatchKind.CHILDREN, self._path, self._session.children_and_stat
+                )
+                return frozenset(names), stat.children_version
+            except NoNodeError:
+                if await self._exists(self._path) is None:
+                    return frozenset(), 0
 
 
 class FolderMirror(Mirror[dict[str, _Record]], Generic[_Record]):

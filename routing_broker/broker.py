@@ -72,6 +72,8 @@ _STARTING_READS_PER_S: Final = 2_000.0
 _GATHERING_S: Final = 1.6 * BACK_OFF_MOST_S
 """How long a starting broker waits for edges to dial it: a little longer than they pause in between."""
 _LOAD_REPORT_S: Final = 5.0
+_CONFIRM_S: Final = 0.5
+"""How often the leader is told which assignments have been read, if they have changed."""
 _PRUNE_S: Final = 0.005
 """How long prunes are collected before they are sent."""
 _SETTLE_S: Final = 0.005
@@ -118,7 +120,9 @@ class RoutingBroker:
         self._admission = AdmissionWatch(config.delays)
         self._proven = ProvenDelays()
         self._assigned: frozenset[str] = frozenset()
-        self._assignments_read = False
+        self._assignments_version: int | None = None
+        """Of what `_assigned` was read from; None before that."""
+        self._confirmed_version = 0
         self._partners = Partners(self.id)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._edges: frozenset[str] = frozenset()
@@ -177,6 +181,7 @@ class RoutingBroker:
         self._candidacy = self.coordinator.join_election(self.id, policy_by_name(config.policy))
         self._background.spawn(every(1.0, self._housekeeping), "housekeeping")
         self._background.spawn(self._report_load(), "report load")
+        self._background.spawn(every(_CONFIRM_S, self._confirm_assignments), "confirm assignments")
         if self._recorder is not None:
             self._background.spawn(self._recorder.flush_regularly(), "flush traces")
         log.info("routing broker serves", extra={"locator": self.locator, "http": self.http})
@@ -196,7 +201,7 @@ class RoutingBroker:
         self.coordinator.set_reading_pace()
 
     def _knows_its_topics(self) -> bool:
-        known = self._assignments_read and self._edges_read
+        known = self._assignments_version is not None and self._edges_read
         return known and all(name in self._views for name in self._assigned)
 
     def _await_edges(self) -> None:
@@ -365,10 +370,10 @@ class RoutingBroker:
 
     # Coordination
 
-    def _on_assignments(self, topics: frozenset[str]) -> None:
+    def _on_assignments(self, topics: frozenset[str], version: int) -> None:
         given, taken = topics - self._assigned, self._assigned - topics
         self._assigned = topics
-        self._assignments_read = True
+        self._assignments_version = version
         for name in sorted(given):
             handle = self._leaving.pop(name, None)
             if handle is not None:
@@ -380,6 +385,19 @@ class RoutingBroker:
         for name in sorted(taken):
             self._partners.forget_topic(name)
             self._leaving[name] = self.hub.loop.call_later(TOPIC_LINGER_S, self._leave_topic, name)
+
+    async def _confirm_assignments(self) -> None:
+        """Tell the leader what we have read: to balance the load it makes us the primary only of that."""
+        version = self._assignments_version
+        if version is None or version == self._confirmed_version or not self._knows_its_topics():
+            return
+        try:
+            if version:  # else there never was anything, and perhaps no folder
+                await self.coordinator.confirm_assignments(self.id, version)
+        except CoordinationError as error:
+            log.warning("ZooKeeper was not told", extra={"assignments": version, "error": str(error)})
+        else:
+            self._confirmed_version = version
 
     def _leave_topic(self, name: str) -> None:
         self._leaving.pop(name, None)

@@ -32,6 +32,8 @@ class Router:
         self.coordinator = coordinator
         self.record = record
         self.topics: frozenset[str] = frozenset()
+        self.version = 0
+        self.confirms = True
 
     async def join(self) -> "Router":
         self.registration: Registration[RouterRecord] = await self.coordinator.register_router(self.record)
@@ -39,8 +41,14 @@ class Router:
         self.candidacy: Candidacy = self.coordinator.join_election(self.record.id, FewestTopics())
         return self
 
-    def _assigned(self, topics: frozenset[str]) -> None:
+    def _assigned(self, topics: frozenset[str], version: int) -> None:
         self.topics = topics
+        self.version = version
+        if self.confirms and version:
+            self.coordinator.session.spawn(self.confirm())
+
+    async def confirm(self) -> None:
+        await self.coordinator.confirm_assignments(self.record.id, self.version)
 
     async def die(self) -> None:
         """End the session without a farewell from the parts above it."""
@@ -283,6 +291,28 @@ async def test_a_joining_router_gets_its_share_without_a_gap(zookeeper_hosts: st
             for old, new in itertools.pairwise(steps):
                 # Whoever becomes primary was the backup before.
                 assert new.primary in {old.primary, old.backup}
+
+
+async def test_a_router_becomes_primary_only_of_what_it_has_confirmed(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        observer, (first,) = await start(fleet, "r1")
+        await declare(observer, 10)
+        await observer.settled()
+        slow = Router(await fleet.coordinator(), RouterRecord("r2", "r2:1", "r2"))
+        slow.confirms = False
+        await slow.join()
+        await eventually(lambda: len(slow.topics) == 10)
+        rounds = first.coordinator.statistics().leader_rounds
+        await eventually(lambda: first.coordinator.statistics().leader_rounds >= rounds + 4)
+        assert primaries(await observer.settled()) == {"r1": 10}
+        # What it is given later need not be confirmed for what it knows to be moved.
+        version = slow.version
+        await observer.coordinator.declare_topic("later")
+        await eventually(lambda: "later" in slow.topics)
+        await slow.coordinator.confirm_assignments("r2", version)
+        await observer.settled(lambda records: primaries(records)["r2"] >= 5)
 
 
 async def test_a_draining_router_hands_everything_over(zookeeper_hosts: str, chroot: str) -> None:

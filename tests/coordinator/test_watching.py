@@ -78,7 +78,7 @@ async def test_mirrors_follow_through_lost_connections_and_sessions(
         names: list[frozenset[str]] = []
         routers: list[dict[str, RouterRecord]] = []
         observer.watch_topic("t", views.append)
-        observer.watch_assignments("r1", names.append)
+        observer.watch_assignments("r1", lambda topics, _: names.append(topics))
         observer.watch_routers(routers.append)
         await eventually(lambda: views and names and routers)
         faults: list[Callable[[], Any]] = [
@@ -177,7 +177,7 @@ async def test_a_cancelled_watch_leaves_nothing_at_the_server(zookeeper_hosts: s
             coordinator.watch_topic("missing", calls.append),
             coordinator.watch_routers(calls.append),
             coordinator.watch_edges(calls.append),
-            coordinator.watch_assignments("r1", calls.append),
+            coordinator.watch_assignments("r1", lambda topics, _: calls.append(topics)),
             coordinator.watch_leader(lambda leader, epoch: calls.append((leader, epoch))),
         ]
         await eventually(lambda: len(calls) == 6)
