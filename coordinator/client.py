@@ -67,7 +67,7 @@ class Client(Protocol):
         """Answer with True."""
 
     def sync(self, path: str, done: Done) -> None:
-        """Answer once the server has asked the ensemble's leader."""
+        """Answer once the server has asked the ensemble's leader, after all hints that came before."""
 
     def transaction(self, operations: Sequence[Operation], done: Done) -> None:
         """Answer with one result per operation, or TransactionFailedError."""

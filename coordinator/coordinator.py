@@ -51,9 +51,10 @@ from coordinator.records import (
     requests_of,
 )
 from coordinator.registration import Registration
-from coordinator.session import Session, SessionStatistics
+from coordinator.session import Session, SessionState, SessionStatistics
 from overlay.qos import SubscriptionQos, TopicQos, explain_difference
 from runtime.host import Host
+from runtime.process import wait_until
 
 _logger = logging.getLogger(__name__)
 
@@ -158,6 +159,28 @@ class Coordinator:
     def set_reading_pace(self, reads_per_s: float = READS_PER_S) -> None:
         """How fast to read what is watched when there is very much of it: messages have to wait meanwhile."""
         self._settings.pace.reads_per_s = reads_per_s
+
+    async def catch_up(self) -> None:
+        """Return once everything watched here has been read as it was when this was called, or later.
+
+        Waits as long as ZooKeeper cannot be reached.
+        """
+        while True:
+            await self._session.wait_connected()
+            connected_ns, _ = self._session.answering_ns
+            try:
+                await self._session.sync()
+            except ConnectionLostError as error:
+                _logger.debug("catching up is tried again: %s", error)
+                continue
+            read = await wait_until(self._has_read_all, self._operation_timeout_s)
+            # If the connection has broken, what was hinted at is yet to be read.
+            connected = self._session.state is SessionState.CONNECTED
+            if read and connected and self._session.answering_ns[0] == connected_ns:
+                return
+
+    def _has_read_all(self) -> bool:
+        return not any(mirror.is_behind for mirror in self._mirrors)
 
     def statistics(self) -> CoordinatorStatistics:
         """The counters as they are now."""

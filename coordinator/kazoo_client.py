@@ -21,6 +21,7 @@ from typing import Any
 
 from kazoo import client, exceptions, retry, security  # type: ignore[import-untyped]
 from kazoo.handlers import utils  # type: ignore[import-untyped]
+from kazoo.protocol import states  # type: ignore[import-untyped]
 
 from coordinator.client import ClientState, Done, StateListener, WatchCallback
 from coordinator.errors import (
@@ -231,8 +232,13 @@ class ZooKeeperClient:
         _link(self._kazoo.delete_async(path, version), path, done)
 
     def sync(self, path: str, done: Done) -> None:
-        """Answer once the server has asked the ensemble's leader."""
-        _link(self._kazoo.sync_async(path), path, done)
+        """Answer once the server has asked the ensemble's leader, after all hints that came before."""
+
+        def answered(value: Any, error: CoordinationError | None) -> None:
+            # Hints reach us on another thread than answers do: this one lines up behind them.
+            self._kazoo.handler.dispatch_callback(states.Callback("sync", done, (value, error)))
+
+        _link(self._kazoo.sync_async(path), path, answered)
 
     def transaction(self, operations: Sequence[Operation], done: Done) -> None:
         """Answer with one result per operation, or TransactionFailedError."""

@@ -130,6 +130,11 @@ class Mirror(ABC, Generic[_View]):
         """Whether this mirror has ended."""
         return self._cancelled
 
+    @property
+    def is_behind(self) -> bool:
+        """It waits to read or reads just now."""
+        return not self._cancelled and (self._timer is not None or self._task is not None)
+
     def refresh(self) -> None:
         """Read everything again soon."""
         self._forget_all()

@@ -358,13 +358,12 @@ class Session:
 
     async def _keep_lease(self) -> None:
         """Renew the lease while all is well; replace a client whose thread has died."""
-        path = self._chroot or "/"
         while True:
             # Starting a session has renewed the lease already.
             await asyncio.sleep(self._timeout_s / LEASE_RENEWALS_PER_TIMEOUT)
             try:
                 if self._state is SessionState.CONNECTED:
-                    await self._call(partial(self._at_client, "sync", path), True)
+                    await self.sync()
             except CoordinationError as error:
                 _logger.debug("the lease was not renewed: %s", error)
             if self._client is not None and self._client.died:
@@ -380,6 +379,10 @@ class Session:
         await self._stop(dead)
 
     # Requests
+
+    async def sync(self) -> None:
+        """Return once the server has all that was written before, and we have its hints."""
+        await self._call(partial(self._at_client, "sync", self._chroot or "/"), True)
 
     async def get(self, path: str, watch: WatchCallback | None = None) -> tuple[bytes, NodeStat]:
         """Data and stat of a znode; raises NoNodeError, and then sets no watch."""

@@ -269,6 +269,16 @@ class EdgeBroker:
                 CloseReason.BAD_MESSAGE,
                 f"expected {link.role} {link.peer} at this address, found {welcome.role} {welcome.node}",
             )
+        if link.role is Role.ROUTER and link.peer_incarnation not in (0, welcome.incarnation):
+            self.core.router_restarted(link.peer)
+            self.background.spawn(self._trust(link, welcome.incarnation), f"trust {link.peer}")
+
+    async def _trust(self, link: Link, incarnation: int) -> None:
+        """Turn to a routing broker that was restarted once we have heard which topics it has lost."""
+        await self.coordinator.catch_up()
+        if link.peer_incarnation == incarnation:
+            self.core.router_trusted(link.peer, self.hub.clock())
+            self._turn_topics()
 
     def on_link_up(self, link: Link) -> None:
         """Choose targets anew if a routing broker came up."""

@@ -324,6 +324,18 @@ class EdgeCore:
         self._order.disturb(now_ns)
         self._targets.router_up(name, outbox)
 
+    def router_restarted(self, name: str) -> None:
+        """A routing broker is back as another process, its link about to come up: it may have lost topics.
+
+        Until `router_trusted`, topics are sent to it only if they have no other.
+        """
+        self._targets.router_restarted(name)
+
+    def router_trusted(self, name: str, now_ns: int) -> None:
+        """What `set_interest` said last is not older than the router's restart; `turn_some` as above."""
+        self._order.disturb(now_ns)
+        self._targets.router_trusted(name)
+
     def router_down(self, name: str, now_ns: int) -> None:
         """The link to a routing broker is down; `turn_some` must be called until no topic is turning.
 

@@ -6,6 +6,9 @@ target, in order and before newer messages, and with it whatever still waits for
 lives. What the old target had already delivered arrives twice and is dropped at the egress; nothing is
 lost and nothing overtakes.
 
+A routing broker that was restarted may have lost its topics while it was away, and then drops what it is
+sent. Until we know which are still its own (`router_trusted`), the other one of a topic goes first.
+
 An edge may have to turn ten thousand topics at once, and messages must not wait for all of them. So
 topics are *turning* until it is their turn, some at a time (`turn_some`): first those of which the old
 target had messages that it did not acknowledge, then the most urgent. A message of a topic that is
@@ -55,6 +58,8 @@ class Targets:
         self._dispatch = dispatch
         self._tracer = tracer
         self.routers_up: dict[str, Peer] = {}
+        self._restarted: set[str] = set()
+        """Routing brokers that may not serve our topics any more."""
         self.lan_edges: dict[str, Peer] = {}
         self._has_neighbours = False
         """This LAN has had other edges: clients of one that has just gone may come here."""
@@ -79,8 +84,16 @@ class Targets:
         """The link to a routing broker is up: topics it serves may turn to it."""
         peer = self.routers_up[name] = Peer(f"{Role.ROUTER}:{name}", outbox)
         self._dispatch.trace_link(peer)
-        others = [topic for topic in self._topics.values() if topic.target is not self.choose(topic)]
-        self._begin_turning(others, key=attrgetter("deadline_ns"))
+        self._turn_others()
+
+    def router_restarted(self, name: str) -> None:
+        """A routing broker whose link is about to come up is not the process that it was."""
+        self._restarted.add(name)
+
+    def router_trusted(self, name: str) -> None:
+        """What we know of our topics is not older than this routing broker's restart."""
+        self._restarted.discard(name)
+        self._turn_others()
 
     def router_down(self, router: Peer) -> None:
         """The link to a routing broker is down: its topics turn away from it."""
@@ -228,10 +241,8 @@ class Targets:
         """The routing broker this topic's messages should go to; None if to none."""
         if not topic.interested_remotely:
             return None
-        for name in (topic.primary, topic.backup):
-            if name is not None and name in self.routers_up:
-                return self.routers_up[name]
-        return None
+        up = [name for name in (topic.primary, topic.backup) if name is not None and name in self.routers_up]
+        return self.routers_up[min(up, key=self._restarted.__contains__)] if up else None
 
     def retarget(self, topic: Topic, touched: set[Peer], now_ns: int) -> None:
         """The topic's routing brokers or the interest in it may have changed."""
@@ -255,6 +266,11 @@ class Targets:
         """The topic's subscribers or requirements have changed."""
         topic.deliver = self._route(tuple(topic.subscribers), topic)
         self._update_onward(topic)
+
+    def _turn_others(self) -> None:
+        """Turn the topics that have a better target now."""
+        others = [topic for topic in self._topics.values() if topic.target is not self.choose(topic)]
+        self._begin_turning(others, key=attrgetter("deadline_ns"))
 
     def _begin_turning(self, topics: Iterable[Topic], key: Callable[[Topic], Any]) -> None:
         for topic in sorted(topics, key=key):

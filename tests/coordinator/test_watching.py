@@ -98,6 +98,30 @@ async def test_mirrors_follow_through_lost_connections_and_sessions(
         assert names[0] == frozenset()
 
 
+async def test_who_has_caught_up_has_read_what_was_written_before(zookeeper_hosts: str, chroot: str) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        proxy = await fleet.proxy()
+        coordinator, observer = await fleet.coordinator(), await fleet.coordinator(proxy.hosts)
+        await coordinator.declare_topic("t")
+        views: list[TopicView] = []
+        observer.watch_topic("t", views.append)
+        await observer.catch_up()
+        assert len(views) == 1
+        for count in range(1, 21):
+            await coordinator.add_endpoint("t", publisher(), {})
+            await observer.catch_up()
+            assert len(views[-1].endpoints) == count
+        proxy.refuse(True)
+        proxy.cut()
+        caught_up = asyncio.ensure_future(observer.catch_up())
+        await coordinator.add_endpoint("t", publisher(), {})
+        await asyncio.sleep(0.2)
+        assert not caught_up.done()
+        proxy.refuse(False)
+        await caught_up
+        assert len(views[-1].endpoints) == 21
+
+
 async def test_a_change_nobody_hinted_at_is_found_by_the_resync(zookeeper_hosts: str, chroot: str) -> None:
     async with Fleet(zookeeper_hosts, chroot) as fleet:
         coordinator = await fleet.coordinator()

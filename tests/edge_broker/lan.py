@@ -66,6 +66,10 @@ class Lan:
         self.core.router_down(name, self.now_ns)
         return self.turn()
 
+    def router_trusted(self, name: str) -> set[str]:
+        self.core.router_trusted(name, self.now_ns)
+        return self.turn()
+
     def turn(self) -> set[str]:
         """Let all topics turn to their new target."""
         touched: set[Peer] = set()

@@ -68,6 +68,47 @@ def test_a_router_that_was_never_up_going_down_changes_nothing(lan: Lan) -> None
     assert lan.router_down("r7") == set()
 
 
+def test_a_router_that_was_restarted_is_the_target_once_it_is_trusted(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    lan.publish(2)
+    lan.router_down("r1")
+    assert lan.sent_to("r2") == [1, 2]
+    lan.core.router_restarted("r1")
+    assert lan.router_up("r1") == set()
+    assert lan.publish() == {"router:r2"}
+    assert lan.router_trusted("r1") == {"router:r1"}
+    assert lan.sent_to("r1") == [1, 2, 3]
+
+
+def test_a_router_that_was_restarted_is_better_than_none(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    for router in ("r1", "r2"):
+        lan.router_down(router)
+        lan.core.router_restarted(router)
+    assert lan.router_up("r2") == set()
+    assert lan.core.statistics().topics[0].target == "r2"
+    lan.router_up("r1")
+    assert lan.core.statistics().topics[0].target == "r1"
+    lan.router_trusted("r2")
+    assert lan.core.statistics().topics[0].target == "r2"
+
+
+def test_a_router_that_was_restarted_and_lost_its_topic_is_no_target(lan: Lan) -> None:
+    lan.interest(REMOTE)
+    lan.router_up("r1")
+    lan.router_up("r2")
+    lan.router_down("r1")
+    lan.core.router_restarted("r1")
+    lan.router_up("r1")
+    lan.interest(REMOTE, primary="r2", backup="r3")
+    assert lan.router_trusted("r1") == set()
+    assert lan.core.statistics().topics[0].target == "r2"
+
+
 def test_news_that_change_nothing_send_nothing_again(lan: Lan) -> None:
     lan.interest(REMOTE)
     lan.router_up("r1")

@@ -29,6 +29,8 @@ FOUND = {
     11997: "a direct path opened while messages waited at a routing broker that could not reach the egress",
     5506: "the session of a leader was ended by hand while it could not be told",
     6457: "a topic was moved to a router that had just come back and, slow at ZooKeeper, had not read it",
+    4247: "an edge cut off from ZooKeeper turned back to a router that had lost its topics with its power",
+    7401: "the same",
     387: "a router cut off from ZooKeeper gave up the route to a subscriber that had told it of its new edge",
     4350: "routers did not ask a publisher's edge, whose session had ended, for what a subscriber had missed",
 }
