@@ -249,6 +249,16 @@ class Mirror(ABC, Generic[_View]):
     async def _children(self, path: str) -> list[str]:
         return await self._arming(WatchKind.CHILDREN, path, self._session.children)
 
+    async def _read_folder(self, path: str) -> tuple[frozenset[str], int]:
+        """The names in a folder and how often one has come or gone; an absent folder is an empty one."""
+        while True:
+            try:
+                names, stat = await self._arming(WatchKind.CHILDREN, path, self._session.children_and_stat)
+                return frozenset(names), stat.children_version
+            except NoNodeError:
+                if await self._exists(path) is None:
+                    return frozenset(), 0
+
     async def _exists(self, path: str) -> NodeStat | None:
         return await self._arming(WatchKind.DATA, path, self._session.exists)
 
@@ -363,12 +373,8 @@ class NamesMirror(Mirror[frozenset[str]]):
         super().__init__(session, settings, deliver)
 
     async def _read(self) -> frozenset[str]:
-        while True:
-            try:
-                return frozenset(await self._children(self._path))
-            except NoNodeError:
-                if await self._exists(self._path) is None:
-                    return frozenset()
+        names, _ = await self._read_folder(self._path)
+        return names
 
 
 class CountedNamesMirror(Mirror[tuple[frozenset[str], int]]):
@@ -388,15 +394,7 @@ class CountedNamesMirror(Mirror[tuple[frozenset[str], int]]):
         super().__init__(session, settings, deliver)
 
     async def _read(self) -> tuple[frozenset[str], int]:
-        while True:
-            try:
-                names, stat = await self._arming(
-                    WatchKind.CHILDREN, self._path, self._session.children_and_stat
-                )
-                return frozenset(names), stat.children_version
-            except NoNodeError:
-                if await self._exists(self._path) is None:
-                    return frozenset(), 0
+        return await self._read_folder(self._path)
 
 
 class FolderMirror(Mirror[dict[str, _Record]], Generic[_Record]):

@@ -1,9 +1,9 @@
 """A listening socket that takes connections in, but no crowd at once: messages go first.
 
-Each connection costs a broker about as much as a hundred messages, before anybody knows who it is. When
-as many as are taken at a time have come, more probably wait; they wait in the kernel for a while, so that
-a crowd at the door gets a share of the broker's time and not all of it. Who is honest waits a second at
-worst: the kernel holds no more than are taken in that time.
+Each connection costs a broker time before anybody knows who it is. When as many as are taken at a time
+have come, more probably wait; they wait in the kernel for a while, so that a crowd at the door gets a
+share of the broker's time and not all of it. Who is honest waits a second at worst: the kernel holds no
+more than are taken in that time.
 """
 
 import asyncio

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 from overlay.errors import CloseReason, ProtocolError
@@ -172,13 +173,10 @@ class Hub:
 
     async def listen(self, host: str, port: int) -> Locator:
         """Accept connections; returns where."""
-        self._server = await self.loop.create_server(
-            lambda: Connection(self), host, port, start_serving=False
-        )
+        make = partial(Connection, self)
+        self._server = await self.loop.create_server(make, host, port, start_serving=False)
         self._doors = [
-            Door(self.loop, bound.dup(), lambda: Connection(self))
-            for bound in self._server.sockets
-            if bound.fileno() >= 0
+            Door(self.loop, bound.dup(), make) for bound in self._server.sockets if bound.fileno() >= 0
         ]
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
         if self.identity.role is not Role.CLIENT:

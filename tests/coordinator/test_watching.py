@@ -14,6 +14,7 @@ from coordinator import (
     EndpointKind,
     RouterRecord,
     Session,
+    SessionState,
     TopicView,
 )
 from runtime.host import Host
@@ -115,7 +116,7 @@ async def test_who_has_caught_up_has_read_what_was_written_before(zookeeper_host
         proxy.cut()
         caught_up = asyncio.ensure_future(observer.catch_up())
         await coordinator.add_endpoint("t", publisher(), {})
-        await asyncio.sleep(0.2)
+        await eventually(lambda: observer.session.state is SessionState.SUSPENDED)
         assert not caught_up.done()
         proxy.refuse(False)
         await caught_up
