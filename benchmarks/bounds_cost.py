@@ -4,7 +4,9 @@
 all the way, and deadlines count from when a message came. In `brokers` both take turns in the same running
 processes, sockets and all (`benchmarks.switching`); in `cores` there is nothing but the cores
 (`benchmarks.cores`), and for comparison stamps *trusted* as they are, as if all clocks were one.
-Every message is published by a call of its own and so has a stamp of its own, which is what costs most.
+Every message is published by a call of its own and so has a stamp of its own, on topics with a short
+deadline: the shorter it is, the more births are told apart (`overlay.schedule.granule_ns`), which is what
+costs most.
 """
 
 import gc
@@ -32,7 +34,8 @@ CORE_TOPICS: Final = max(TOPICS_LEAST, 1_525)
 CORE_ROUNDS: Final = 300
 BROKER_SECONDS: Final = 60.0
 BROKER_MESSAGES: Final = 8_000
-_TOPICS: Final = {way: (way, TopicQos(deadline_ms=1_100 + number)) for number, way in enumerate(WAYS)}
+_DEADLINE_MS: Final = 51
+_TOPICS: Final = {way: (way, TopicQos(deadline_ms=_DEADLINE_MS + at)) for at, way in enumerate(WAYS)}
 """Each way has a topic and a deadline of its own: messages of known age queue behind those of unknown age."""
 
 
@@ -46,7 +49,7 @@ async def measure_brokers(seconds: float, messages: int, say: Say) -> dict[str, 
         bed = Bed(workers, "sharp", "blind", seed=1)
         await bed.connect(stack, 0, _TOPICS)
         say(f"bounds on and off in running brokers, {seconds:g} s")
-        await bed.measure(seconds, messages, batch=1)
+        await bed.measure(seconds, messages)
     places = compare(bed.turns)
     rounds = len(bed.turns["on"])
     unknown_pct = {way: round(100 * bed.unknown[way] / messages / rounds, 2) for way in WAYS}

@@ -27,12 +27,25 @@ from typing import Any, Final
 
 from benchmarks import machine
 from benchmarks.comparison import median_interval
-from clients import Client, Publisher, Subscription
+from benchmarks.frame_client import LoadClient
 from coordinator.embedded import EmbeddedZooKeeper
+from overlay.batch import (
+    FRAME_OVERHEAD_BYTES,
+    MESSAGE_HEADER,
+    Run,
+    decode_batch_header,
+    decode_messages,
+    encode_batch,
+)
 from overlay.errors import IsthmusError
+from overlay.limits import FRAME_TARGET_BYTES, MILLISECOND_NS
+from overlay.locator import Locator
+from overlay.messages import UNKNOWN_CLOCK_SHIFT, EndpointKind
 from overlay.qos import TopicQos
 
-BATCH: Final = 200
+PUBLISH_NS: Final = 5_000
+"""What a call of `publish` takes a client, about: so far apart messages are born."""
+TICK_NS: Final = 10 * MILLISECOND_NS
 SETTLE_S: Final = 0.02
 """After the last message of a turn: what it still causes, as acknowledgements, is not the next turn's."""
 PAYLOAD: Final = bytes(16)
@@ -164,30 +177,33 @@ class Bed:
         self._workers = workers
         self._commands = {way: on if way == "on" else off for way in WAYS}
         self._randomness = random.Random(seed)
-        self._ends: dict[str, tuple[Publisher, Subscription]] = {}
+        self._sender = LoadClient(TICK_NS)
+        self._receiver = LoadClient(TICK_NS, self._arrived)
+        self._publishers: dict[str, _Publisher] = {}
+        self._way = WAYS[0]
+        self._missing = 0
+        self._all_here = asyncio.Event()
 
     async def connect(
-        self, stack: AsyncExitStack, number: int, topics: Mapping[str, tuple[str, TopicQos | None]]
+        self, stack: AsyncExitStack, number: int, topics: Mapping[str, tuple[str, TopicQos]]
     ) -> None:
         """Connect to the brokers of this number; each way has a topic, the same or its own."""
-        ends = (self._workers[place].locators[number] for place in ("ingress edge", "egress edge"))
-        clients = [Client([locator]) for locator in ends]
-        for client in clients:
-            await client.start()
-            stack.push_async_callback(client.close)
-        made: dict[str, tuple[Publisher, Subscription]] = {}
-        for way in WAYS:
-            name, qos = topics[way]
+        for place, client in (("ingress edge", self._sender), ("egress edge", self._receiver)):
+            await client.open(Locator.parse(self._workers[place].locators[number]))
+            stack.callback(client.close)
+        made: dict[str, _Publisher] = {}
+        for way, (name, qos) in topics.items():
             if name not in made:
-                made[name] = (await clients[0].publisher(name, qos), await clients[1].subscribe(name, qos))
-                await made[name][0].wait_for_subscribers(1, QUIET_S)
-            self._ends[way] = made[name]
+                await self._receiver.declare(EndpointKind.SUBSCRIBER, name, qos)
+                endpoint, topic_id = await self._sender.declare(EndpointKind.PUBLISHER, name, qos)
+                made[name] = _Publisher(endpoint, topic_id)
+            self._publishers[way] = made[name]
 
-    async def measure(self, seconds: float, messages: int, batch: int = BATCH) -> None:
-        """Take turns for a while; `batch` messages are published at once, and so have one time of birth."""
+    async def measure(self, seconds: float, messages: int) -> None:
+        """Take turns for a while."""
         for way in WAYS:  # makes routes, warms caches
             await self._switch(way)
-            await self._carry(way, messages, batch)
+            await self._carry(way, self._frames(way, messages), messages)
         self.unknown = dict.fromkeys(WAYS, 0)
         windows: dict[str, list[_Window]] = {way: [] for way in WAYS}
         idle: list[_Window] = []
@@ -195,9 +211,9 @@ class Bed:
         while time.monotonic() < ends_s or not idle:
             for way in self._randomness.sample(WAYS, len(WAYS)):
                 await self._switch(way)
-                await asyncio.sleep(SETTLE_S)
+                frames = self._frames(way, messages)
                 window = _Window(self._workers)
-                await self._carry(way, messages, batch)
+                await self._carry(way, frames, messages)
                 await asyncio.sleep(SETTLE_S)
                 window.close()
                 windows[way].append(window)
@@ -223,15 +239,58 @@ class Bed:
         for worker in self._workers.values():
             await worker.switch(self._commands[way])
 
-    async def _carry(self, way: str, messages: int, batch: int) -> None:
-        publisher, subscription = self._ends[way]
-        for start in range(0, messages, batch):
-            await publisher.publish_many([PAYLOAD] * min(batch, messages - start))
-        received = 0
-        while received < messages:
-            arrived = await subscription.receive_many(QUIET_S)
-            received += len(arrived)
-            self.unknown[way] += sum(message.age_bound_ms is None for message in arrived)
+    def _frames(self, way: str, messages: int) -> list[bytes]:
+        """What a publisher would send that has just called `publish` so many times."""
+        return self._publishers[way].frames(messages, self._sender.incarnation, time.monotonic_ns())
+
+    async def _carry(self, way: str, frames: Sequence[bytes], messages: int) -> None:
+        self._way, self._missing = way, messages
+        self._all_here.clear()
+        for frame in frames:
+            self._sender.send(frame)
+        here = asyncio.create_task(self._all_here.wait())
+        ends = (here, self._sender.failed, self._receiver.failed)
+        done, _ = await asyncio.wait(ends, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+        here.cancel()
+        for end in done - {here}:
+            end.result()
+        if not done:
+            raise SwitchingBenchmarkError(
+                f"{self._missing} of {messages} messages have not arrived after {QUIET_S:g} s"
+            )
+
+    def _arrived(self, body: bytes, now_ns: int) -> None:
+        header = decode_batch_header(body)
+        first = next(decode_messages(body))
+        if not first.born_ns or header.clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+            self.unknown[self._way] += header.messages
+        self._missing -= header.messages
+        if self._missing <= 0:
+            self._all_here.set()
+
+
+class _Publisher:
+    """Makes the frames of a publisher that calls `publish` for every message, as fast as a client can."""
+
+    def __init__(self, endpoint: int, topic_id: int) -> None:
+        self._endpoint = endpoint
+        self._topic_id = topic_id
+        self._sequence = 0
+
+    def frames(self, messages: int, origin: int, now_ns: int) -> list[bytes]:
+        """So many messages, the last one born now."""
+        first, self._sequence = self._sequence + 1, self._sequence + messages
+        oldest_ns = now_ns - (messages - 1) * PUBLISH_NS
+        parts = [
+            MESSAGE_HEADER.pack(
+                self._topic_id, self._endpoint, first + at, oldest_ns + at * PUBLISH_NS, len(PAYLOAD)
+            )
+            + PAYLOAD
+            for at in range(messages)
+        ]
+        per_frame = (FRAME_TARGET_BYTES - FRAME_OVERHEAD_BYTES) // len(parts[0])
+        runs = (parts[start : start + per_frame] for start in range(0, messages, per_frame))
+        return [encode_batch(0, origin, 0, (Run(len(run), b"".join(run)),), now_ns) for run in runs]
 
 
 def compare(turns: Mapping[str, Sequence[Turn]], added_us: float = 0.0) -> list[dict[str, Any]]:

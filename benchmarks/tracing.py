@@ -18,6 +18,7 @@ from benchmarks import machine, switching
 from benchmarks.processes import ProcessorUse
 from benchmarks.switching import VERDICTS, WAYS, Bed, Say, compare, table
 from benchmarks.switching_worker import HEARTBEAT_MS
+from overlay.qos import TopicQos
 from overlay.trace import Event
 from runtime.compiled import compiled_modules
 from runtime.tracing import FLUSH_INTERVAL_S, TraceRecorder, TraceSettings
@@ -26,7 +27,7 @@ FLUSHES: Final = 20
 ALLOWED_PERCENT: Final = 3.0
 """Of a broker's throughput, with `JUDGED` of the messages traced."""
 JUDGED: Final = 0.01
-TOPIC: Final = ("load", None)
+TOPIC: Final = ("load", TopicQos())
 
 
 @dataclass(frozen=True, slots=True)

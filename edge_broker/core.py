@@ -78,7 +78,7 @@ from overlay.outbox import Outbox
 from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
-from overlay.schedule import BUCKET_NS, BUCKET_SHIFT, UNKNOWN_BIRTH, bucket_born_ns
+from overlay.schedule import granule_born_ns
 from overlay.trace import Reason
 from overlay.tracer import Tracer, threshold_of
 from overlay.urgency import UNORDERED, level_of
@@ -417,18 +417,13 @@ class EdgeCore:
         run_end: i64 = 0
         run_messages: i64 = 0
         run_born_ns: i64 = 0
-        bucket_ns: i64 = 0
-        bucket_end_ns: i64 = 0
-        born_ns: i64 = UNKNOWN_BIRTH
+        granule_start_ns: i64 = 0
+        granule_end_ns: i64 = 0
         end: i64 = BATCH_HEADER_BYTES
         for publisher in publishers:
             start = end
             sequence = read_i64_le(data, start + SEQUENCE_OFFSET)
             stamp_ns: i64 = read_i64_le(data, start + BORN_OFFSET)
-            if stamp_ns >= bucket_end_ns or stamp_ns < bucket_ns:
-                bucket_ns = stamp_ns >> BUCKET_SHIFT << BUCKET_SHIFT
-                bucket_end_ns = bucket_ns + BUCKET_NS
-                born_ns = bucket_born_ns(stamp_ns, 0)
             length: i64 = read_i64_le(data, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             if sequence <= publisher.accepted:
@@ -452,14 +447,20 @@ class EdgeCore:
                     route = topic.forward
                     if topic.resuming:
                         self._dispatch.repeat_own(topic, data[start:end], touched, now_ns)
-            if route is not run_route or start != run_end or born_ns != run_born_ns:
-                if run_route is not None:
-                    run = cut_run(run_messages, data, run_start, run_end, came)
-                    self._dispatch.send(run_route, run, run_born_ns, touched, now_ns)
-                run_route = route
-                run_start = start
-                run_messages = 0
-                run_born_ns = born_ns
+            differs = route is not run_route or start != run_end
+            if differs or stamp_ns >= granule_end_ns or stamp_ns < granule_start_ns:
+                granule_ns: i64 = route.granule_ns
+                granule_start_ns = stamp_ns & -granule_ns
+                granule_end_ns = granule_start_ns + granule_ns
+                born_ns: i64 = granule_born_ns(stamp_ns, 0, granule_ns)
+                if differs or born_ns != run_born_ns:
+                    if run_route is not None:
+                        run = cut_run(run_messages, data, run_start, run_end, came)
+                        self._dispatch.send(run_route, run, run_born_ns, touched, now_ns)
+                    run_route = route
+                    run_start = start
+                    run_messages = 0
+                    run_born_ns = born_ns
             run_messages += 1
             run_end = end
         if run_route is not None:
@@ -490,9 +491,8 @@ class EdgeCore:
         run_end: i64 = 0
         run_messages: i64 = 0
         run_born_ns: i64 = 0
-        bucket_ns: i64 = 0
-        bucket_end_ns: i64 = 0
-        born_ns: i64 = UNKNOWN_BIRTH
+        granule_start_ns: i64 = 0
+        granule_end_ns: i64 = 0
         held = self._order.held
         in_order = self._order.is_calm(now_ns)
         unordered = bool(header.urgency & UNORDERED)
@@ -503,10 +503,6 @@ class EdgeCore:
             publisher_id = read_i64_le(body, start + PUBLISHER_OFFSET)
             sequence = read_i64_le(body, start + SEQUENCE_OFFSET)
             stamp_ns: i64 = read_i64_le(body, start + BORN_OFFSET)
-            if stamp_ns >= bucket_end_ns or stamp_ns < bucket_ns:
-                bucket_ns = stamp_ns >> BUCKET_SHIFT << BUCKET_SHIFT
-                bucket_end_ns = bucket_ns + BUCKET_NS
-                born_ns = bucket_born_ns(stamp_ns, header.clock_shift_ns)
             length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             topic = self._topics.get(topic_id & U32)
@@ -533,14 +529,20 @@ class EdgeCore:
             topic.delivered += 1
             self._dispatch.delivered += 1
             route = topic.deliver
-            if route is not run_route or start != run_end or born_ns != run_born_ns:
-                if run_route is not None:
-                    run = cut_run(run_messages, body, run_start, run_end, came)
-                    self._dispatch.append(run_route, header, run, run_born_ns, touched, now_ns)
-                run_route = route
-                run_start = start
-                run_messages = 0
-                run_born_ns = born_ns
+            differs = route is not run_route or start != run_end
+            if differs or stamp_ns >= granule_end_ns or stamp_ns < granule_start_ns:
+                granule_ns: i64 = route.granule_ns
+                granule_start_ns = stamp_ns & -granule_ns
+                granule_end_ns = granule_start_ns + granule_ns
+                born_ns: i64 = granule_born_ns(stamp_ns, header.clock_shift_ns, granule_ns)
+                if differs or born_ns != run_born_ns:
+                    if run_route is not None:
+                        run = cut_run(run_messages, body, run_start, run_end, came)
+                        self._dispatch.append(run_route, header, run, run_born_ns, touched, now_ns)
+                    run_route = route
+                    run_start = start
+                    run_messages = 0
+                    run_born_ns = born_ns
             run_messages += 1
             run_end = end
         if run_route is not None:

@@ -13,7 +13,7 @@ from edge_broker.model import DropReason, Peer, Route, Topic
 from overlay.batch import BORN_OFFSET, BatchHeader, Passage, Run
 from overlay.history import History, Verdict
 from overlay.outbox import Ticket
-from overlay.schedule import UNKNOWN_BIRTH, bucket_born_ns
+from overlay.schedule import UNKNOWN_BIRTH, granule_born_ns
 from overlay.shedding import relieve
 from overlay.tracer import Tracer, reason_named
 
@@ -106,7 +106,8 @@ class Dispatch:
         self, topic: Topic, header: BatchHeader, message: bytes, touched: set[Peer], now_ns: int
     ) -> None:
         """Give a message that was delivered here before to those who came later and resume."""
-        born_ns = bucket_born_ns(read_i64_le(message, BORN_OFFSET), header.clock_shift_ns)
+        stamp_ns = read_i64_le(message, BORN_OFFSET)
+        born_ns = granule_born_ns(stamp_ns, header.clock_shift_ns, topic.deliver.granule_ns)
         deadline = (now_ns if born_ns == UNKNOWN_BIRTH else born_ns) + topic.deadline_ns
         for client, until_ns in topic.resuming.items():
             if now_ns < until_ns:
@@ -126,7 +127,7 @@ class Dispatch:
     ) -> None:
         """Queue a run for all peers of a route, or less of it for those that are overloaded.
 
-        `born_ns` is the `bucket_born_ns` of its messages.
+        `born_ns` is the `granule_born_ns` of its messages.
         """
         if born_ns == UNKNOWN_BIRTH:
             deadline = route.unsure.until_ns = now_ns + route.deadline_ns

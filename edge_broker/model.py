@@ -13,7 +13,7 @@ from overlay.outbox import Outbox
 from overlay.paths import Choice
 from overlay.qos import TopicQos
 from overlay.retention import Retention
-from overlay.schedule import Unsure
+from overlay.schedule import Unsure, granule_ns
 from overlay.shedding import keep_every
 from overlay.urgency import deadline_ns, level_of, urgency
 
@@ -63,6 +63,7 @@ class Route:
 
     __slots__ = (
         "deadline_ns",
+        "granule_ns",
         "keep_every",
         "level",
         "peers",
@@ -81,6 +82,7 @@ class Route:
         self.reserve_after_ns = 0
         """When, counted from a message's birth."""
         self.deadline_ns = deadline_ns
+        self.granule_ns = granule_ns(deadline_ns)
         self.urgency = urgency
         self.level = level_of(urgency)
         """Less urgent while older messages wait that were."""

@@ -18,7 +18,7 @@ from edge_broker.frames import born_here_ns
 from edge_broker.model import DropReason, Held, Peer, Topic
 from overlay.batch import cut_run
 from overlay.limits import HELD_MAX_BYTES, MILLISECOND_NS, RUN_OVERHEAD_BYTES, SECOND_NS
-from overlay.schedule import bucket_born_ns
+from overlay.schedule import granule_born_ns
 from overlay.urgency import UNORDERED
 
 _DISTURBED_FOR_NS: Final = 1 * SECOND_NS
@@ -139,8 +139,9 @@ class Order:
             topic.delivered += 1
             dispatch.delivered += 1
             run = cut_run(1, item.data, 0, len(item.data), item.came)
-            born_ns = bucket_born_ns(item.born_ns, item.header.clock_shift_ns)
-            dispatch.append(topic.deliver, item.header, run, born_ns, touched, now_ns)
+            route = topic.deliver
+            born_ns = granule_born_ns(item.born_ns, item.header.clock_shift_ns, route.granule_ns)
+            dispatch.append(route, item.header, run, born_ns, touched, now_ns)
         elif topic.resuming:
             dispatch.repeat(topic, item.header, item.data, touched, now_ns)
 

@@ -5,13 +5,12 @@ from librt.strings import read_i64_le
 from edge_broker.model import Route
 from overlay.batch import BORN_OFFSET, Run
 from overlay.limits import FRAME_TARGET_BYTES
-from overlay.schedule import BUCKET_SHIFT
 
 
 class Resending:
     """Retained messages on their way to a new routing broker, put together into runs.
 
-    Messages of one route born in the same millisecond make one run, in the order they were added.
+    Messages of one route born in the same granule of time make one run, in the order they were added.
     Those of unknown age stay alone and in their place, because what follows must not overtake them.
     """
 
@@ -22,12 +21,12 @@ class Resending:
 
     def add(self, route: Route, message: bytes) -> None:
         """Send this again, after what was added before it."""
-        born = read_i64_le(message, BORN_OFFSET) >> BUCKET_SHIFT
-        if not born:
+        born_ns = read_i64_le(message, BORN_OFFSET)
+        if not born_ns:
             self._finish()
             self._done.append((route, Run(1, message)))
             return
-        key = (route, born)
+        key = (route, born_ns & -route.granule_ns)
         size = self._sizes.get(key, 0) + len(message)
         if size > FRAME_TARGET_BYTES:
             self._finish()
@@ -42,7 +41,7 @@ class Resending:
         return done
 
     def _finish(self) -> None:
-        # The oldest first: the deadlines of two neighbouring milliseconds may be the same for an outbox.
+        # The oldest first: the deadlines of two neighbouring granules may be the same for an outbox.
         for (route, _), messages in sorted(self._runs.items(), key=_born):
             self._done.append((route, Run(len(messages), b"".join(messages))))
         self._runs.clear()
@@ -50,5 +49,5 @@ class Resending:
 
 
 def _born(item: tuple[tuple[Route, int], list[bytes]]) -> int:
-    (_, born), _ = item
-    return born
+    (_, born_ns), _ = item
+    return born_ns

@@ -37,7 +37,7 @@ from overlay.batch import (
 from overlay.messages import Role
 from overlay.outbox import Outbox
 from overlay.paths import Choice
-from overlay.schedule import Unsure, bucket_born_ns
+from overlay.schedule import Unsure, granule_born_ns
 from overlay.tracer import Tracer
 from overlay.urgency import UNORDERED
 
@@ -333,7 +333,7 @@ class Targets:
         for route, run in again.take():
             if self._tracer is not None:
                 self._tracer.send_again(run)
-            born_ns = bucket_born_ns(read_i64_le(run.data, BORN_OFFSET), 0)
+            born_ns = granule_born_ns(read_i64_le(run.data, BORN_OFFSET), 0, route.granule_ns)
             self._dispatch.send(route, run, born_ns, touched, now_ns)
 
     def _update_onward(self, topic: Topic) -> None:

@@ -18,6 +18,8 @@ Job = TypeVar("Job")
 BUCKET_SHIFT: Final = 20
 """A bucket spans 2^20 ns, about a millisecond."""
 BUCKET_NS: Final = 1 << BUCKET_SHIFT
+_GRANULES_SHIFT: Final = 4
+"""Births are told apart to a sixteenth of the deadline, or to a bucket."""
 UNKNOWN_BIRTH: Final = -(2**63)
 """Instead of a time: nobody knows when the message was born."""
 _NO_KEY: Final = -(2**63)
@@ -179,16 +181,26 @@ class Lanes(Generic[Job]):
             lane.validate()
 
 
-def bucket_born_ns(born_ns: int, clock_shift_ns: int) -> int:
-    """When the bucket began that a message was born in, on our clock; UNKNOWN_BIRTH if nobody knows.
+def granule_ns(deadline_ns: int) -> int:
+    """How far apart births must be to count as different, if messages are due so long after them.
+
+    A power of two, so that where granules begin is a matter of the origin's clock alone. A message is
+    treated as due earlier than it is by less than this, and with neighbours of its granule it costs
+    one job for all. A message due in a second need not be told from one born twenty milliseconds before.
+    """
+    return 1 << max(BUCKET_SHIFT, (deadline_ns >> _GRANULES_SHIFT).bit_length() - 1)
+
+
+def granule_born_ns(born_ns: int, clock_shift_ns: int, granule_ns: int) -> int:
+    """When the granule began that a message was born in, on our clock; UNKNOWN_BIRTH if nobody knows.
 
     Messages are due so long after this, not after their own birth: a run is queued with the deadline of
     its first message, and may begin with one that is older than the next by another publisher. Only if
-    all messages of a bucket are due at the same time does a publisher's later one never come before.
+    all messages of a granule are due at the same time does a publisher's later one never come before.
     """
     if not born_ns or clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
         return UNKNOWN_BIRTH
-    return (born_ns >> BUCKET_SHIFT << BUCKET_SHIFT) - clock_shift_ns
+    return (born_ns & -granule_ns) - clock_shift_ns
 
 
 class Unsure:

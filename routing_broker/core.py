@@ -6,7 +6,7 @@ it is primary, backup or was either until a moment ago. Two routing brokers that
 same message for a moment cause duplicates, which the egress edges drop; they never cause loss.
 
 The path of a data frame: `admit` cuts its body into runs, neighbouring messages with the same
-route that were born in the same millisecond, and puts each run into the outboxes of its edges
+route that were born in the same granule of time, and puts each run into the outboxes of its edges
 with its deadline; the outboxes are the earliest-deadline-first queue (`overlay.outbox`), and the
 shell writes them. A frame that turns out to be malformed raises before any of its messages has
 had an effect.
@@ -58,7 +58,7 @@ from overlay.errors import ProtocolError
 from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, UNROUTED_MAX_BYTES, UNROUTED_MAX_NS
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
-from overlay.schedule import BUCKET_NS, BUCKET_SHIFT, UNKNOWN_BIRTH, Unsure, bucket_born_ns
+from overlay.schedule import BUCKET_NS, UNKNOWN_BIRTH, Unsure, granule_born_ns
 from overlay.shedding import crash_losses, keep_every, relieve
 from overlay.trace import Event
 from overlay.tracer import Tracer, reason_named, sampled_offsets, threshold_of
@@ -267,35 +267,35 @@ class RouterCore:
         run_messages: i64 = 0
         run_topic: i64 = 0
         run_born_ns: i64 = 0
-        shift_ns = onward.clock_shift_ns
-        bucket_ns: i64 = 0
-        bucket_end_ns: i64 = 0
-        born_ns: i64 = UNKNOWN_BIRTH
+        granule_start_ns: i64 = 0
+        granule_end_ns: i64 = 0
         end: i64 = BATCH_HEADER_BYTES
         for _ in range(header.messages):
             start = end
             topic_id: i64 = read_i64_le(body, start)
             topic_id &= U32
             stamp_ns: i64 = read_i64_le(body, start + BORN_OFFSET)
-            if stamp_ns >= bucket_end_ns or stamp_ns < bucket_ns:
-                bucket_ns = stamp_ns >> BUCKET_SHIFT << BUCKET_SHIFT
-                bucket_end_ns = bucket_ns + BUCKET_NS
-                born_ns = bucket_born_ns(stamp_ns, shift_ns)
             length: i64 = read_i64_le(body, start + LENGTH_WORD_OFFSET) >> 32
             end = start + MESSAGE_HEADER_BYTES + (length & U32)
             route = routes.get(topic_id) or self._route(source, topic_id)
-            if route is not run_route or born_ns != run_born_ns or (route is None and topic_id != run_topic):
-                if run_messages:
-                    run = cut_run(run_messages, body, run_start, start, came)
-                    if run_route is None:
-                        self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
-                    else:
-                        self._schedule(run_route, onward, run, run_born_ns, touched, now_ns)
-                run_route = route
-                run_start = start
-                run_messages = 0
-                run_topic = topic_id
-                run_born_ns = born_ns
+            differs = route is not run_route or (route is None and topic_id != run_topic)
+            if differs or stamp_ns >= granule_end_ns or stamp_ns < granule_start_ns:
+                granule_ns: i64 = route.granule_ns if route is not None else BUCKET_NS
+                granule_start_ns = stamp_ns & -granule_ns
+                granule_end_ns = granule_start_ns + granule_ns
+                born_ns: i64 = granule_born_ns(stamp_ns, onward.clock_shift_ns, granule_ns)
+                if differs or born_ns != run_born_ns:
+                    if run_messages:
+                        run = cut_run(run_messages, body, run_start, start, came)
+                        if run_route is None:
+                            self._hold(Unrouted(source, header, run, clock_shift_ns, now_ns), run_topic)
+                        else:
+                            self._schedule(run_route, onward, run, run_born_ns, touched, now_ns)
+                    run_route = route
+                    run_start = start
+                    run_messages = 0
+                    run_topic = topic_id
+                    run_born_ns = born_ns
             run_messages += 1
         if run_messages:
             run = cut_run(run_messages, body, run_start, end, came)
@@ -436,7 +436,7 @@ class RouterCore:
     ) -> None:
         """Queue a run for its edges, and for the backup if it must be replicated.
 
-        `born_ns` is the `bucket_born_ns` of its messages: never later than they really were born.
+        `born_ns` is the `granule_born_ns` of its messages: never later than they really were born.
         """
         if route.primary is not None:
             # An edge has turned to us, so the primary is lost: what it left comes first.
@@ -611,7 +611,8 @@ class RouterCore:
             return False
         self._unrouted_bytes -= len(item.run.data)
         onward = item.header.shifted(add_shifts(item.header.clock_shift_ns, item.clock_shift_ns))
-        born_ns = bucket_born_ns(read_i64_le(item.run.data, BORN_OFFSET), onward.clock_shift_ns)
+        stamp_ns = read_i64_le(item.run.data, BORN_OFFSET)
+        born_ns = granule_born_ns(stamp_ns, onward.clock_shift_ns, route.granule_ns)
         self._schedule(route, onward, item.run, born_ns, touched, now_ns)
         return True
 

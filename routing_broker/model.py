@@ -8,7 +8,7 @@ from typing import NamedTuple
 from overlay.batch import BatchHeader, Run
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
-from overlay.schedule import Unsure
+from overlay.schedule import Unsure, granule_ns
 from overlay.urgency import level_of, urgency
 
 
@@ -67,6 +67,7 @@ class Route:
     __slots__ = (
         "backup",
         "deadline_ns",
+        "granule_ns",
         "keep_every",
         "level",
         "peers",
@@ -87,6 +88,7 @@ class Route:
     ) -> None:
         self.peers = peers
         self.deadline_ns = deadline_ns
+        self.granule_ns = granule_ns(deadline_ns)
         self.keep_every = keep_every
         """One message of so many must pass an overloaded peer; None: none must."""
         self.level = max(level_of(urgency(topic.qos)), topic.floor_level)

@@ -14,8 +14,8 @@ from overlay.limits import MILLISECOND_NS, OUTBOX_MAX_BYTES, SECOND_NS
 from overlay.messages import UNKNOWN_CLOCK_SHIFT, Message
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
-from overlay.schedule import BUCKET_SHIFT
-from overlay.urgency import urgency
+from overlay.schedule import granule_ns
+from overlay.urgency import NO_DEADLINE_NS, deadline_ns, urgency
 from tests.edge_broker.lan import (
     HERE,
     NEIGHBOUR,
@@ -24,6 +24,7 @@ from tests.edge_broker.lan import (
     PUB,
     RELIABLE,
     REMOTE,
+    RETENTION,
     SUB,
     Lan,
     a_message,
@@ -187,27 +188,31 @@ def test_an_urgent_topic_overtakes_what_waits_and_an_older_message_a_younger_one
     for outbox in (subscriber.outbox, lan.outboxes["r1"]):
         assert [(m.publisher, m.sequence) for m in drain(outbox)] == expected
     young = a_message(1, publisher=300, born_ns=NOW)
-    old = a_message(1, publisher=301, born_ns=NOW - 20 * MS)
+    old = a_message(1, publisher=301, born_ns=NOW - granule_ns(NO_DEADLINE_NS))
     lan.core.admit_from_broker(body_of([young, old]), 0, NOW)
     assert drain(subscriber.outbox) == [old, young]
 
 
+@pytest.mark.parametrize("deadline_ms", [100, 1_100])
 @pytest.mark.parametrize("sixteenth", range(16))
 def test_a_run_that_begins_with_an_older_message_of_another_publisher_overtakes_nothing(
-    lan: Lan, sixteenth: int
+    deadline_ms: float, sixteenth: int
 ) -> None:
-    """All were born in one millisecond, wherever the bounds of milliseconds fall on our clock."""
+    """All were born in one granule, wherever the bounds of granules fall on our clock."""
+    qos = TopicQos(deadline_ms=deadline_ms, retention=RETENTION)
+    granule = granule_ns(deadline_ns(qos))
+    lan = Lan(qos)
     lan.core.add_endpoint(lan.publisher, PUB, 101, lan.topic)
     subscriber = lan.subscribe()
     lan.interest(REMOTE)
     lan.router_up("r1")
-    born_ns = (NOW >> BUCKET_SHIFT << BUCKET_SHIFT) + (sixteenth << BUCKET_SHIFT) // 16
-    now_ns = born_ns + 10 * MS
+    born_ns = NOW // granule * granule + sixteenth * granule // 16
+    now_ns = born_ns + 2 * granule
     for here in (True, False):
         ours, others = (100, 101) if here else (300, 301)
-        first = a_message(1, publisher=ours, born_ns=born_ns + 900_000)
-        other = a_message(1, publisher=others, born_ns=born_ns + 100_000)
-        second = a_message(2, publisher=ours, born_ns=born_ns + 950_000)
+        first = a_message(1, publisher=ours, born_ns=born_ns + granule * 90 // 100)
+        other = a_message(1, publisher=others, born_ns=born_ns + granule // 10)
+        second = a_message(2, publisher=ours, born_ns=born_ns + granule * 95 // 100)
         for messages in ([first], [other, second]):
             if here:
                 lan.core.admit_from_client(lan.publisher, body_of(messages), 0, now_ns)

@@ -3,7 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.schedule import BUCKET_NS, BUCKET_SHIFT, Calendar, Lanes
+from overlay.messages import UNKNOWN_CLOCK_SHIFT
+from overlay.schedule import (
+    BUCKET_NS,
+    BUCKET_SHIFT,
+    UNKNOWN_BIRTH,
+    Calendar,
+    Lanes,
+    granule_born_ns,
+    granule_ns,
+)
+from overlay.urgency import NO_DEADLINE_NS
 
 pushes = st.integers(0, 40).map(lambda bucket: ("push", bucket << BUCKET_SHIFT))
 steps = st.lists(st.one_of(pushes, st.just(("pop", 0))), max_size=200)
@@ -111,3 +121,20 @@ def test_within_a_level_jobs_keep_their_order_whatever_the_time(steps):
             expected[level].append((deadline, number))
         lanes.validate()
         assert len(lanes) == len(list(lanes)) == sum(map(len, expected.values()))
+
+
+births = st.integers(1, 2**50)
+
+
+@given(st.integers(0, NO_DEADLINE_NS), births, births, st.integers(-(2**50), 2**50))
+def test_births_count_by_granules_of_a_sixteenth_of_the_deadline(
+    deadline_ns: int, one_ns: int, other_ns: int, shift_ns: int
+) -> None:
+    granule = granule_ns(deadline_ns)
+    assert granule == BUCKET_NS or deadline_ns / 32 < granule <= deadline_ns / 16
+    earlier_ns, later_ns = sorted((one_ns, other_ns))
+    early_ns = granule_born_ns(earlier_ns, shift_ns, granule)
+    assert 0 <= earlier_ns - shift_ns - early_ns < granule, "never later than the truth, and not by much"
+    assert early_ns <= granule_born_ns(later_ns, shift_ns, granule), "no younger message is due before"
+    assert granule_born_ns(earlier_ns, UNKNOWN_CLOCK_SHIFT, granule) == UNKNOWN_BIRTH
+    assert granule_born_ns(0, shift_ns, granule) == UNKNOWN_BIRTH

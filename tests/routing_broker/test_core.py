@@ -18,7 +18,7 @@ from overlay.limits import (
 from overlay.messages import UNKNOWN_CLOCK_SHIFT, Message
 from overlay.outbox import OVERLOADED_AFTER_NS, Outbox
 from overlay.qos import BEST_EFFORT, TopicQos
-from overlay.schedule import BUCKET_SHIFT
+from overlay.schedule import BUCKET_NS, BUCKET_SHIFT, granule_ns
 from overlay.urgency import deadline_ns
 from routing_broker.core import RouterCore
 from routing_broker.model import DropReason, Peer
@@ -34,13 +34,13 @@ def _message(topic_id: int, sequence: int, payload: bytes = b"payload") -> Messa
     return Message(topic_id, 9, sequence, 5, payload)
 
 
-def _core(**topics: Iterable[str]) -> RouterCore:
+def _core(qos: TopicQos = QOS, **topics: Iterable[str]) -> RouterCore:
     """A core that knows all edges, and serves topics t1, t2, ... for the edges given."""
     core = RouterCore()
     for edge, lan in LANS.items():
         core.peer(edge, lan)
     for name, edges in topics.items():
-        core.set_topic(int(name[1:]), name, QOS, {edge: LANS[edge] for edge in edges}, 0)
+        core.set_topic(int(name[1:]), name, qos, {edge: LANS[edge] for edge in edges}, 0)
     core.validate()
     return core
 
@@ -157,11 +157,23 @@ def test_the_clock_shift_of_the_link_is_added_also_to_what_waited_for_a_route(
 
 def test_messages_born_in_different_milliseconds_are_runs_of_their_own() -> None:
     """So that each gets its deadline; neighbours of one millisecond share theirs."""
-    core = _core(t1=["b1"])
+    core = _core(TopicQos(deadline_ms=16), t1=["b1"])
     born = [1, 2, 3 << BUCKET_SHIFT, 1 << BUCKET_SHIFT]
     messages = [Message(1, 9, at, born_ns, b"") for at, born_ns in enumerate(born)]
     _send(core, "a1", messages)
     assert _take(core, "b1") == [messages[0], messages[1], messages[3], messages[2]]
+
+
+def test_the_longer_the_deadline_the_longer_the_time_in_which_births_count_as_one() -> None:
+    """Neighbours of one granule stay together as they came; a message of an older granule comes first."""
+    qos = TopicQos(deadline_ms=1_100)
+    core = _core(qos, t1=["b1"])
+    granule = granule_ns(deadline_ns(qos))
+    assert granule > 8 * MS
+    born = [2 * granule - 1, granule + 1, granule, 2 * granule, granule - 1]
+    messages = [Message(1, at, 1, born_ns, b"") for at, born_ns in enumerate(born)]
+    _send(core, "a1", messages, 3 * granule)
+    assert _take(core, "b1") == [messages[4], *messages[:4]]
 
 
 # Topics that are not known yet
@@ -387,7 +399,8 @@ class Model(NamedTuple):
         interested = [edge for edge in subscribers if LANS[edge] != LANS[source]]
         known = header[2] != UNKNOWN_CLOCK_SHIFT
         relative_ns = deadline_ns(_qos(message.topic_id))
-        born_ns = message.born_ns - header[2] if known else now_ns
+        granule = granule_ns(relative_ns)
+        born_ns = message.born_ns // granule * granule - header[2] if known else now_ns
         due_ns = max(born_ns + relative_ns, self.unsure_until_ns.get(relative_ns, 0))
         if interested and not known:
             self.unsure_until_ns[relative_ns] = due_ns
@@ -453,26 +466,30 @@ def test_a_message_that_arrives_old_gets_a_tighter_dispatch_deadline(link_shift_
         core.admit(source, body_of([message]), link_shift_ns, now_ns)
         due[age_ns] = core.peers["b1"].outbox.next_deadline_ns
         assert due[age_ns] is not None
-        # Both the birth, on the origin's clock, and the deadline count in buckets, rounded down.
-        deadline = (born_ns >> BUCKET_SHIFT << BUCKET_SHIFT) - link_shift_ns + 100_000_000
+        # The birth, on the origin's clock, counts in granules, the deadline in buckets, rounded down.
+        granule = granule_ns(100_000_000)
+        deadline = born_ns // granule * granule - link_shift_ns + 100_000_000
         assert due[age_ns] == deadline >> BUCKET_SHIFT << BUCKET_SHIFT
-        assert 0 <= now_ns + 100_000_000 - age_ns - due[age_ns] < 2 << BUCKET_SHIFT
+        assert 0 <= now_ns + 100_000_000 - age_ns - due[age_ns] < granule + BUCKET_NS
     assert due[40_000_000] < due[5_000_000] < due[0]
 
 
+@pytest.mark.parametrize("deadline_ms", [100, 1_100])
 @pytest.mark.parametrize("sixteenth", range(16))
 def test_a_run_that_begins_with_an_older_message_of_another_publisher_overtakes_nothing(
-    sixteenth: int,
+    deadline_ms: float, sixteenth: int
 ) -> None:
-    """All three were born in one millisecond, wherever the bounds of milliseconds fall on our clock."""
-    core = _core(t1=["b1"], t2=["b1"])
-    born_ns = 1_000 << BUCKET_SHIFT
-    shift_ns = -(sixteenth << BUCKET_SHIFT) // 16
-    first = Message(1, 9, 1, born_ns + 900_000, b"")
-    other = Message(2, 8, 1, born_ns + 100_000, b"")
-    second = Message(1, 9, 2, born_ns + 950_000, b"")
+    """All three were born in one granule, wherever the bounds of granules fall on our clock."""
+    qos = TopicQos(deadline_ms=deadline_ms)
+    granule = granule_ns(deadline_ns(qos))
+    core = _core(qos, t1=["b1"], t2=["b1"])
+    born_ns = 1_000 * granule
+    shift_ns = -(sixteenth * granule) // 16
+    first = Message(1, 9, 1, born_ns + granule * 90 // 100, b"")
+    other = Message(2, 8, 1, born_ns + granule // 10, b"")
+    second = Message(1, 9, 2, born_ns + granule * 95 // 100, b"")
     for messages in ([first], [other, second]):
-        core.admit(core.peers["a1"], body_of(messages), shift_ns, born_ns + MS)
+        core.admit(core.peers["a1"], body_of(messages), shift_ns, born_ns + granule)
     assert [message.sequence for message in _take(core, "b1") if message.publisher == 9] == [1, 2]
 
 
