@@ -117,7 +117,7 @@ bench-smoke: install ## A tiny run of every benchmark, so that they cannot rot
 	[ "$$(id -u)" != 0 ] || $(BIN)/isthmus bench multipath --cases 1 --policies single,adaptive --seconds 5 --settle-s 8 --calibration-packets 2000 --no-judge
 	$(BIN)/isthmus bench ring --publications 50
 	$(BIN)/isthmus bench tracing --seconds 2
-	$(BIN)/isthmus bench hostile --rounds 1 --window-s 1 --scale 0.01 --no-judge
+	$(BIN)/isthmus bench hostile --rounds 1 --stalled-rounds 1 --window-s 1 --scale 0.01 --no-judge
 	$(BIN)/isthmus bench tls --rounds 1 --window-s 0.5
 
 .PHONY: compose-file

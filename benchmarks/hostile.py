@@ -3,7 +3,9 @@
 A testbed of processes. Messages flow from LAN a to LAN b with a deadline; a hostile process attacks the
 edge broker of the subscribers (or, for a flood, of the publishers). Quiet and hostile windows take turns,
 so that what the machine does besides falls on both. Others must lose nothing and keep their deadlines
-under every attack, and a stalled subscriber must not move their p99.
+under every attack, and a stalled subscriber must not move their p99 by a tenth. The p99 of some seconds is
+that of a few messages, so that takes many windows: each hostile one is compared with the quiet one before
+it, and what counts is between which ratios the median of all lies in 95 of 100 cases.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from benchmarks import machine
+from benchmarks.comparison import VALUES_LEAST, median_interval
 from benchmarks.hostile_peer import KINDS
 from benchmarks.processes import ProcessorUse, open_files, resident_mib
 from clients import Client, Publisher, Subscription
@@ -28,6 +31,7 @@ from topology.model import Topology, parse_topology
 from topology.process_driver import ProcessDriver
 
 TOPIC: Final = "measured"
+STALLED: Final = "stalled-subscriber"
 DEADLINE_MS: Final = 100.0
 QOS: Final = TopicQos(period_ms=2, deadline_ms=DEADLINE_MS, loss_tolerance=0, retention=512)
 COUNTS: Final = {
@@ -36,7 +40,7 @@ COUNTS: Final = {
     "slow": 1_000,
     "huge-length": 200,
     "garbage": 200,
-    "stalled-subscriber": 1,
+    STALLED: 1,
     "flood": 1,
 }
 STALLED_P99_RATIO_MOST: Final = 1.1
@@ -44,6 +48,13 @@ IN_TIME_LEAST_PCT: Final = 99.0
 _SETTLE_S: Final = 0.5
 _READY_TIMEOUT_S: Final = 60.0
 _STAMP: Final = struct.Struct("<q")
+_VERDICTS: Final = (False, None, True)
+"""The worst first."""
+_SAID: Final = {
+    True: "others go on as before",
+    False: "OTHERS NOTICE",
+    None: "it could not be told whether others notice: more rounds are needed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class Settings:
 
     attacks: tuple[str, ...] = tuple(KINDS)
     rounds: int = 3
+    stalled_rounds: int = 40
+    """With a stalled subscriber, where percentiles are compared."""
     window_s: float = 3.0
     rate_per_s: float = 500.0
     scale: float = 1.0
@@ -113,7 +126,7 @@ class _Flow:
 
 
 async def measure(settings: Settings, say: Say) -> dict[str, Any]:
-    """Run all attacks; `ok` says whether others could go on as before."""
+    """Run all attacks; `ok` says whether others could go on as before, None if that cannot be told."""
     description, before = machine.describe(), ProcessorUse.now()
     results = []
     async with running(topology(), ProcessDriver) as driver, contextlib.AsyncExitStack() as stack:
@@ -136,7 +149,7 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
         if dead := driver.died_unasked():
             raise DriverError(f"{', '.join(dead)} ended unasked; logs are in {driver.directory}")
     return {
-        "ok": all(result["ok"] for result in results),
+        "ok": min((result["ok"] for result in results), key=_VERDICTS.index, default=None),
         "attacks": results,
         "deadline_ms": DEADLINE_MS,
         "stolen_pct": ProcessorUse.now().stolen_pct(before),
@@ -156,7 +169,7 @@ async def _attack(attack: str, locator: str, pid: int, flow: _Flow, settings: Se
     quiet, hostile = [], []
     files, memory_mib = 0, 0.0
     count = max(1, round(COUNTS[attack] * (settings.scale if COUNTS[attack] > 1 else 1)))
-    for _ in range(settings.rounds):
+    for _ in range(settings.stalled_rounds if attack == STALLED else settings.rounds):
         quiet.append(await flow.window(settings.window_s))
         async with _hostile_peer(attack, locator, count):
             await asyncio.sleep(_SETTLE_S)
@@ -164,23 +177,24 @@ async def _attack(attack: str, locator: str, pid: int, flow: _Flow, settings: Se
             files = max(files, open_files(pid))
             memory_mib = max(memory_mib, resident_mib(pid))
         await asyncio.sleep(_SETTLE_S)
-    ratio = statistics.median(
-        after.p99_ms / max(before.p99_ms, 1e-9) for before, after in zip(quiet, hostile, strict=True)
-    )
+    ratios = _p99_ratios(quiet, hostile)
     lost = sum(window.lost for window in hostile)
     in_time_pct = min(window.in_time_pct for window in hostile)
+    ok: bool | None = not lost and in_time_pct >= IN_TIME_LEAST_PCT
+    if ok and attack == STALLED:
+        ok = judge_stalled(ratios)
     return {
         "attack": attack,
         "connections": count,
-        "ok": not lost
-        and in_time_pct >= IN_TIME_LEAST_PCT
-        and (attack != "stalled-subscriber" or ratio < STALLED_P99_RATIO_MOST),
+        "ok": ok,
         "sent": sum(window.sent for window in hostile),
         "lost": lost,
         "in_time_pct": in_time_pct,
         "quiet_p99_ms": round(statistics.median(window.p99_ms for window in quiet), 2),
         "hostile_p99_ms": round(statistics.median(window.p99_ms for window in hostile), 2),
-        "p99_ratio": round(ratio, 2),
+        "p99_ratio": round(statistics.median(ratios), 2),
+        "p99_ratio_interval": [round(end, 2) for end in median_interval(ratios)],
+        "control_interval": [round(end, 2) for end in median_interval(_p99_ratios(quiet, quiet[1:]))],
         "open_files_most": files,
         "memory_mib_most": round(memory_mib, 1),
         "quiet": [asdict(window) for window in quiet],
@@ -209,27 +223,44 @@ async def _hostile_peer(attack: str, locator: str, count: int) -> AsyncIterator[
         await process.wait()
 
 
+def _p99_ratios(before: list[Window], after: list[Window]) -> list[float]:
+    """Of windows next to each other; 1 alone if there are no two."""
+    pairs = zip(before, after, strict=False)
+    return [later.p99_ms / max(earlier.p99_ms, 1e-9) for earlier, later in pairs] or [1.0]
+
+
+def judge_stalled(ratios: list[float]) -> bool | None:
+    """Whether the p99 of others moved by less than a tenth; None if these windows cannot tell."""
+    if len(ratios) < VALUES_LEAST:
+        return None
+    low, high = median_interval(ratios)
+    if low >= STALLED_P99_RATIO_MOST:
+        return False
+    return True if high < STALLED_P99_RATIO_MOST else None
+
+
 def _percentile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("inf")
 
 
 def _line(result: dict[str, Any]) -> str:
+    low, high = result["p99_ratio_interval"]
     return (
         f"| {result['connections']} {result['attack']} | {result['sent']} | {result['lost']} "
         f"| {result['in_time_pct']:g} | {result['quiet_p99_ms']:g} | {result['hostile_p99_ms']:g} "
-        f"| {result['p99_ratio']:g} | {result['open_files_most']} | {result['memory_mib_most']:g} |"
+        f"| {result['p99_ratio']:g} | {low:g} to {high:g} "
+        f"| {result['open_files_most']} | {result['memory_mib_most']:g} |"
     )
 
 
 def summary(result: dict[str, Any]) -> str:
     """A result as a table."""
     lines = [
-        f"{'others go on as before' if result['ok'] else 'OTHERS NOTICE'}; "
-        f"deadline {result['deadline_ms']:g} ms, stolen {result['stolen_pct']:g} %",
+        f"{_SAID[result['ok']]}; deadline {result['deadline_ms']:g} ms, stolen {result['stolen_pct']:g} %",
         "",
         "| hostile | sent by others | lost | in time, % | p99 quiet, ms | p99 hostile, ms | ratio "
-        "| open files | memory, MiB |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| 95 % sure | open files | memory, MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *map(_line, result["attacks"]),
     ]
     return "\n".join(lines)

@@ -498,6 +498,9 @@ class ServerConnection(asyncio.Protocol):
         self.send(("answer", xid, self._member.tree.zxid, error, value))
 
 
+_MARSHAL_VERSION: Final = 2
+"""Later ones write an object that is referred to again, or a string that is interned, in other bytes."""
+
 _OPERATIONS: Final[dict[str, Callable[..., Operation]]] = {
     "Create": Create,
     "SetData": SetData,
@@ -507,8 +510,8 @@ _OPERATIONS: Final[dict[str, Callable[..., Operation]]] = {
 
 
 def pack(message: Wire) -> bytes:
-    """A message as bytes."""
-    body = marshal.dumps(message)
+    """A message as bytes, which depend on nothing but what it says."""
+    body = marshal.dumps(message, _MARSHAL_VERSION)
     return LENGTH.pack(len(body)) + body
 
 

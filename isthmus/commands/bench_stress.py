@@ -122,6 +122,13 @@ def overload(
     help="Only this one; repeat. All of them without it.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--stalled-rounds",
+    type=click.IntRange(1),
+    default=40,
+    show_default=True,
+    help="With a stalled subscriber, where percentiles are compared.",
+)
 @click.option("--window-s", type=click.FloatRange(0.2), default=3.0, show_default=True)
 @click.option(
     "--scale", type=click.FloatRange(0.001), default=1.0, show_default=True, help="Of the attackers."
@@ -132,10 +139,18 @@ def overload(
 @click.option("--judge/--no-judge", default=True, help="Whether to fail if others notice.")
 @explain_errors
 def hostile(
-    attacks: tuple[str, ...], rounds: int, window_s: float, scale: float, file: Path | None, judge: bool
+    attacks: tuple[str, ...],
+    rounds: int,
+    stalled_rounds: int,
+    window_s: float,
+    scale: float,
+    file: Path | None,
+    judge: bool,
 ) -> None:
-    """Attack an edge broker; fails if others lose messages, miss deadlines, or wait for a stalled one."""
-    settings = hostile_benchmark.Settings(attacks or tuple(KINDS), rounds, window_s, scale=scale)
+    """Attack an edge broker; fails if others lose messages, miss deadlines, or may wait for a stalled one."""
+    settings = hostile_benchmark.Settings(
+        attacks or tuple(KINDS), rounds, stalled_rounds, window_s, scale=scale
+    )
     result = asyncio.run(hostile_benchmark.measure(settings, _say))
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
