@@ -14,7 +14,6 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from benchmarks import switching
@@ -22,7 +21,7 @@ from benchmarks.comparison import median_interval
 from benchmarks.cores import Chain
 from benchmarks.frame_workload import TOPICS_LEAST
 from benchmarks.processes import ProcessorUse
-from benchmarks.switching import VERDICTS, WAYS, Bed, Say, compare, table
+from benchmarks.switching import VERDICTS, WAYS, Plan, Say, compare, table
 from overlay.delay import LinkClock
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.qos import TopicQos
@@ -35,30 +34,27 @@ CORE_ROUNDS: Final = 300
 BROKER_SECONDS: Final = 60.0
 BROKER_MESSAGES: Final = 8_000
 _DEADLINE_MS: Final = 51
-_TOPICS: Final = {way: (way, TopicQos(deadline_ms=_DEADLINE_MS + at)) for at, way in enumerate(WAYS)}
+_TOPICS: Final = tuple((f"load-{at}", TopicQos(deadline_ms=_DEADLINE_MS + at)) for at in range(len(WAYS)))
 """Each way has a topic and a deadline of its own: messages of known age queue behind those of unknown age."""
 
 
 async def measure_brokers(seconds: float, messages: int, say: Say) -> dict[str, Any]:
     """Processor time of three brokers per message, with bounds and without in turns."""
     before = ProcessorUse.now()
-    async with AsyncExitStack() as stack:
-        workers = await stack.enter_async_context(
-            switching.workers_for(lambda place: [{"chroot": "/bounds"}])
-        )
-        bed = Bed(workers, "sharp", "blind", seed=1)
-        await bed.connect(stack, 0, _TOPICS)
-        say(f"bounds on and off in running brokers, {seconds:g} s")
-        await bed.measure(seconds, messages)
-    places = compare(bed.turns)
-    rounds = len(bed.turns["on"])
-    unknown_pct = {way: round(100 * bed.unknown[way] / messages / rounds, 2) for way in WAYS}
+    plan = Plan("bounds on and off", "sharp", "blind", _TOPICS, seconds, messages)
+    measured = await switching.measure(plan, say)
+    places = compare([bed.turns for bed in measured])
+    rounds = sum(len(bed.turns["on"]) for bed in measured)
+    unknown_pct = {
+        way: round(100 * sum(bed.unknown[way] for bed in measured) / messages / rounds, 2) for way in WAYS
+    }
     switched = (unknown_pct["off"], unknown_pct["control"], unknown_pct["on"]) == (100, 100, 0)
     return {
         "ok": switching.judge(places, ALLOWED_PERCENT) if switched else None,
         "unknown_pct": unknown_pct,
         "allowed_pct": ALLOWED_PERCENT,
         "compiled": bool(compiled_modules()),
+        "beds": len(measured),
         "rounds": rounds,
         "messages_per_turn": messages,
         "places": places,
@@ -70,7 +66,8 @@ def brokers_summary(cost: Mapping[str, Any]) -> str:
     """What bounds cost real brokers, as text for people."""
     way = "compiled" if cost["compiled"] else "interpreted"
     lines = [
-        f"{way}, turns of {cost['messages_per_turn']:,} messages: bounding ages {VERDICTS[cost['ok']]} "
+        f"{way}, {cost['beds']} beds, turns of {cost['messages_per_turn']:,} messages: bounding ages "
+        f"{VERDICTS[cost['ok']]} "
         f"{cost['allowed_pct']:g} %; ages were unknown of {cost['unknown_pct']['off']:g} % of the messages "
         f"without, {cost['unknown_pct']['on']:g} % with",
         "",

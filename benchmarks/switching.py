@@ -7,11 +7,12 @@ limits a broker's throughput. A broker also does things that no message asks for
 has the time: that is measured while nothing is sent and taken off, by the duration of each turn. Otherwise
 whatever makes the *clients* slower would seem to cost brokers.
 
-Two processes that run the same code differ by some percent, because of where their memory happens to be;
-therefore it is switched in one. A core may be half as fast a second later, whatever we do, but hardly
-within a hundredth of one. Therefore each turn is compared with those of the same round that were off, and of
-a thousand such comparisons the median is given, with the interval that holds the true one in 95 of 100
-cases, whatever their distribution. What the control differs by is what the measurement cannot tell.
+A core may be half as fast a second later, whatever we do, but hardly within a tenth of one. Therefore each
+turn is compared with those of the same round that were off, and the median of some hundred rounds counts.
+But two processes that run the same code differ by some percent, because of where their memory happens to
+be, and so do two topics in one process. Therefore there are several *beds*: brokers that are started anew,
+with the topics of the ways exchanged. What is said is the median over the beds, with the interval that holds
+the true one in 95 of 100 cases, whatever their distribution. What the control differs by is noise alone.
 """
 
 import asyncio
@@ -22,11 +23,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import machine
-from benchmarks.comparison import median_interval
+from benchmarks.comparison import VALUES_LEAST, median_interval
 from benchmarks.frame_client import LoadClient
 from coordinator.embedded import EmbeddedZooKeeper
 from overlay.batch import (
@@ -49,6 +51,8 @@ TICK_NS: Final = 10 * MILLISECOND_NS
 SETTLE_S: Final = 0.02
 """After the last message of a turn: what it still causes, as acknowledgements, is not the next turn's."""
 PAYLOAD: Final = bytes(16)
+BED_S: Final = 10.0
+"""How long brokers are measured before others are started."""
 QUIET_S: Final = 30.0
 """Give up if nothing arrives for this long."""
 PLACES: Final = ("ingress edge", "routing broker", "egress edge")
@@ -58,6 +62,8 @@ WAYS: Final = ("off", "control", "on")
 Say = Callable[[str], None]
 Turn = dict[str, float]
 """Microseconds of processor time per message, by place."""
+Turns = Mapping[str, Sequence[Turn]]
+"""Those of a bed, by way."""
 
 
 class _Window:
@@ -85,23 +91,23 @@ class SwitchingBenchmarkError(IsthmusError):
 
 
 class Worker:
-    """The process with the brokers of one place."""
+    """The process of the broker at one place."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.locators: list[str] = []
-        """Where its brokers listen, in the order of the beds."""
+        self.locator = ""
+        """Where its broker listens."""
 
     async def answer(self) -> str:
         """A line it says."""
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), QUIET_S)
         if not line:
-            raise SwitchingBenchmarkError("a process with brokers ended: see above for its reason")
-        return line.decode()
+            raise SwitchingBenchmarkError("a broker ended: see above for its reason")
+        return line.decode().strip()
 
     async def switch(self, command: str) -> None:
-        """Have all of its brokers do one of `benchmarks.switching_worker.COMMANDS`."""
+        """Have its broker do one of `benchmarks.switching_worker.COMMANDS`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n".encode())
         await self.answer()
@@ -128,7 +134,7 @@ async def _worker(task: dict[str, Any]) -> AsyncIterator[Worker]:
     assert process.stdin is not None
     try:
         worker = Worker(process)
-        worker.locators = json.loads(await worker.answer())
+        worker.locator = await worker.answer()
         yield worker
     finally:
         process.stdin.close()
@@ -139,9 +145,31 @@ async def _worker(task: dict[str, Any]) -> AsyncIterator[Worker]:
             await process.wait()
 
 
-@asynccontextmanager
-async def workers_for(brokers_at: Callable[[str], list[dict[str, Any]]]) -> AsyncIterator[dict[str, Worker]]:
-    """A process with brokers for each place; the load has the first core, the brokers share the last."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is switched, in which brokers, and for how long."""
+
+    name: str
+    on: str
+    off: str
+    topics: tuple[tuple[str, TopicQos], ...]
+    """One for all ways, or one for each."""
+    seconds: float
+    """Of all beds together, but for what it takes to start them."""
+    messages: int
+    """Of a turn."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of every broker."""
+
+    @property
+    def beds(self) -> int:
+        """How often brokers are started anew."""
+        return max(1, round(self.seconds / BED_S))
+
+
+async def measure(plan: Plan, say: Say) -> list["Bed"]:
+    """Take turns in one bed after the other; the load has the first core, the brokers share the last."""
+    beds: list[Bed] = []
     async with AsyncExitStack() as stack:
         zookeeper = EmbeddedZooKeeper()
         await asyncio.to_thread(zookeeper.start)
@@ -149,12 +177,23 @@ async def workers_for(brokers_at: Callable[[str], list[dict[str, Any]]]) -> Asyn
         cores = machine.core_numbers()
         machine.confine(cores[:1])
         stack.callback(machine.confine, cores)
+        for number in range(plan.beds):
+            say(f"{plan.name}: bed {number + 1} of {plan.beds}, {plan.seconds / plan.beds:.1f} s")
+            task = {"zookeeper": zookeeper.hosts, "cores": cores[-1:]}
+            beds.append(await _measure_bed(plan, number, task))
+    return beds
+
+
+async def _measure_bed(plan: Plan, number: int, task: dict[str, Any]) -> "Bed":
+    async with AsyncExitStack() as stack:
         workers = {}
         for place in PLACES:
-            brokers = [broker_at(place) | options for options in brokers_at(place)]
-            task = {"zookeeper": zookeeper.hosts, "cores": cores[-1:], "brokers": brokers}
-            workers[place] = await stack.enter_async_context(_worker(task))
-        yield workers
+            broker = {**broker_at(place), **plan.options, "chroot": f"/bed-{number}"}
+            workers[place] = await stack.enter_async_context(_worker(task | {"broker": broker}))
+        bed = Bed(workers, plan, number)
+        await bed.connect(stack)
+        await bed.measure(plan.seconds / plan.beds)
+    return bed
 
 
 def broker_at(place: str) -> dict[str, Any]:
@@ -168,15 +207,17 @@ def broker_at(place: str) -> dict[str, Any]:
 class Bed:
     """The clients that load three brokers, and what is switched in these."""
 
-    def __init__(self, workers: Mapping[str, Worker], on: str, off: str, seed: int) -> None:
+    def __init__(self, workers: Mapping[str, Worker], plan: Plan, number: int) -> None:
         self.turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
         self.unknown = dict.fromkeys(WAYS, 0)
         """Messages of unknown age."""
         self.idle_us_per_s: dict[str, float] = {}
         """Processor time of each place while nothing is sent."""
         self._workers = workers
-        self._commands = {way: on if way == "on" else off for way in WAYS}
-        self._randomness = random.Random(seed)
+        self._messages = plan.messages
+        self._commands = {way: plan.on if way == "on" else plan.off for way in WAYS}
+        self._topics = {way: plan.topics[(at + number) % len(plan.topics)] for at, way in enumerate(WAYS)}
+        self._randomness = random.Random(number)
         self._sender = LoadClient(TICK_NS)
         self._receiver = LoadClient(TICK_NS, self._arrived)
         self._publishers: dict[str, _Publisher] = {}
@@ -184,26 +225,24 @@ class Bed:
         self._missing = 0
         self._all_here = asyncio.Event()
 
-    async def connect(
-        self, stack: AsyncExitStack, number: int, topics: Mapping[str, tuple[str, TopicQos]]
-    ) -> None:
-        """Connect to the brokers of this number; each way has a topic, the same or its own."""
+    async def connect(self, stack: AsyncExitStack) -> None:
+        """Connect to the edges and declare the topics."""
         for place, client in (("ingress edge", self._sender), ("egress edge", self._receiver)):
-            await client.open(Locator.parse(self._workers[place].locators[number]))
+            await client.open(Locator.parse(self._workers[place].locator))
             stack.callback(client.close)
         made: dict[str, _Publisher] = {}
-        for way, (name, qos) in topics.items():
+        for way, (name, qos) in self._topics.items():
             if name not in made:
                 await self._receiver.declare(EndpointKind.SUBSCRIBER, name, qos)
                 endpoint, topic_id = await self._sender.declare(EndpointKind.PUBLISHER, name, qos)
                 made[name] = _Publisher(endpoint, topic_id)
             self._publishers[way] = made[name]
 
-    async def measure(self, seconds: float, messages: int) -> None:
+    async def measure(self, seconds: float) -> None:
         """Take turns for a while."""
         for way in WAYS:  # makes routes, warms caches
             await self._switch(way)
-            await self._carry(way, self._frames(way, messages), messages)
+            await self._carry(way, self._frames(way))
         self.unknown = dict.fromkeys(WAYS, 0)
         windows: dict[str, list[_Window]] = {way: [] for way in WAYS}
         idle: list[_Window] = []
@@ -211,9 +250,9 @@ class Bed:
         while time.monotonic() < ends_s or not idle:
             for way in self._randomness.sample(WAYS, len(WAYS)):
                 await self._switch(way)
-                frames = self._frames(way, messages)
+                frames = self._frames(way)
                 window = _Window(self._workers)
-                await self._carry(way, frames, messages)
+                await self._carry(way, frames)
                 await asyncio.sleep(SETTLE_S)
                 window.close()
                 windows[way].append(window)
@@ -226,11 +265,11 @@ class Bed:
             place: sum(window.spent_us[place] for window in idle) / idle_s for place in self._workers
         }
         for way in WAYS:
-            self.turns[way] = [self._turn(window, messages) for window in windows[way]]
+            self.turns[way] = [self._turn(window) for window in windows[way]]
 
-    def _turn(self, window: _Window, messages: int) -> Turn:
+    def _turn(self, window: _Window) -> Turn:
         turn = {
-            place: (spent_us - window.took_s * self.idle_us_per_s[place]) / messages
+            place: (spent_us - window.took_s * self.idle_us_per_s[place]) / self._messages
             for place, spent_us in window.spent_us.items()
         }
         return turn | {ALL: sum(turn.values())}
@@ -239,12 +278,12 @@ class Bed:
         for worker in self._workers.values():
             await worker.switch(self._commands[way])
 
-    def _frames(self, way: str, messages: int) -> list[bytes]:
+    def _frames(self, way: str) -> list[bytes]:
         """What a publisher would send that has just called `publish` so many times."""
-        return self._publishers[way].frames(messages, self._sender.incarnation, time.monotonic_ns())
+        return self._publishers[way].frames(self._messages, self._sender.incarnation, time.monotonic_ns())
 
-    async def _carry(self, way: str, frames: Sequence[bytes], messages: int) -> None:
-        self._way, self._missing = way, messages
+    async def _carry(self, way: str, frames: Sequence[bytes]) -> None:
+        self._way, self._missing = way, self._messages
         self._all_here.clear()
         for frame in frames:
             self._sender.send(frame)
@@ -256,7 +295,7 @@ class Bed:
             end.result()
         if not done:
             raise SwitchingBenchmarkError(
-                f"{self._missing} of {messages} messages have not arrived after {QUIET_S:g} s"
+                f"{self._missing} of {self._messages} messages have not arrived after {QUIET_S:g} s"
             )
 
     def _arrived(self, body: bytes, now_ns: int) -> None:
@@ -293,16 +332,14 @@ class _Publisher:
         return [encode_batch(0, origin, 0, (Run(len(run), b"".join(run)),), now_ns) for run in runs]
 
 
-def compare(turns: Mapping[str, Sequence[Turn]], added_us: float = 0.0) -> list[dict[str, Any]]:
+def compare(beds: Sequence[Turns], added_us: float = 0.0) -> list[dict[str, Any]]:
     """What it costs at each place and at all; `added_us` per message and broker was measured elsewhere."""
     places = []
     for place in (*PLACES, ALL):
-        off, control, on = ([turn[place] for turn in turns[way]] for way in WAYS)
-        off_us = statistics.median(off)
+        off_us = statistics.median(turn[place] for turns in beds for turn in turns["off"])
         added_pct = 100 * added_us * (len(PLACES) if place == ALL else 1) / off_us
-        # Both turns of a round that were off are what the other is compared with: that is less noisy.
-        without = [(a + b) / 2 for a, b in zip(off, control, strict=True)]
-        more = sorted(100 * (b / a - 1) + added_pct for a, b in zip(without, on, strict=True))
+        more = sorted(_more_pct(turns, place) + added_pct for turns in beds)
+        control = [_control_pct(turns, place) for turns in beds]
         places.append(
             {
                 "place": place,
@@ -310,24 +347,34 @@ def compare(turns: Mapping[str, Sequence[Turn]], added_us: float = 0.0) -> list[
                 "more_pct": round(statistics.median(more), 2),
                 "interval_pct": [round(end, 2) for end in median_interval(more)],
                 "added_pct": round(added_pct, 2),
-                "control_pct": [
-                    round(end, 2)
-                    for end in median_interval([100 * (b / a - 1) for a, b in zip(off, control, strict=True)])
-                ],
-                "deciles_pct": [round(more[len(more) * tenth // 10], 1) for tenth in range(1, 10)],
+                "control_pct": [round(end, 2) for end in median_interval(control)],
+                "beds_pct": [round(each, 1) for each in more],
             }
         )
     return places
 
 
+def _more_pct(turns: Turns, place: str) -> float:
+    """What being on costs in one bed, against both turns of the same round that were off."""
+    off, control, on = ([turn[place] for turn in turns[way]] for way in WAYS)
+    without = [(a + b) / 2 for a, b in zip(off, control, strict=True)]
+    return statistics.median(100 * (b / a - 1) for a, b in zip(without, on, strict=True))
+
+
+def _control_pct(turns: Turns, place: str) -> float:
+    off, control = ([turn[place] for turn in turns[way]] for way in ("off", "control"))
+    return statistics.median(100 * (b / a - 1) for a, b in zip(off, control, strict=True))
+
+
 def judge(places: Sequence[dict[str, Any]], allowed_pct: float) -> bool | None:
     """Whether it costs no broker more than it may; None if this measurement cannot tell."""
+    if not places or any(len(place["beds_pct"]) < VALUES_LEAST for place in places):
+        return None
     if any(place["interval_pct"][0] > allowed_pct for place in places):
         return False
-    blurred = any(abs(end) > allowed_pct / 2 for place in places for end in place["control_pct"])
-    if not places or blurred or any(place["interval_pct"][1] > allowed_pct for place in places):
-        return None
-    return True
+    # Off and off must not differ: then something else than what was switched does.
+    biased = any(not low <= 0 <= high for low, high in (place["control_pct"] for place in places))
+    return None if biased or any(place["interval_pct"][1] > allowed_pct for place in places) else True
 
 
 VERDICTS: Final = {
@@ -338,7 +385,7 @@ VERDICTS: Final = {
 
 
 def table(costs: Sequence[tuple[str, int, Sequence[Mapping[str, Any]]]]) -> list[str]:
-    """Lines of a table: for each cost a name, its rounds, and what `compare` found."""
+    """Lines of a table: for each cost a name, how many rounds, and what `compare` found."""
     lines = [
         "| | broker | rounds | µs per message without | more | 95 % sure between | control between |",
         "|---|---|---:|---:|---:|---:|---:|",

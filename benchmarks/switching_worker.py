@@ -1,9 +1,9 @@
-"""A process of the benchmarks that switch something in running brokers: the broker of one place of every bed.
+"""A process of the benchmarks that switch something in running brokers: one broker.
 
     python -m benchmarks.switching_worker JSON
 
-Lines on standard input are commands for all of its brokers, and each is answered: `trace` and `pause` let
-them trace messages or not, `sharp` and `blind` let them use what they know of their peers' clocks or not.
+Lines on standard input are commands, and each is answered: `trace` and `pause` let the broker trace messages
+or not, `sharp` and `blind` let it use what it knows of its peers' clocks or not.
 It serves until standard input ends, however the parent died.
 """
 
@@ -94,21 +94,18 @@ def _broker(options: dict[str, Any], zookeeper: str) -> Broker:
 
 async def _serve(task: dict[str, Any]) -> None:
     machine.confine(task["cores"])
-    brokers = [_broker(options, task["zookeeper"]) for options in task["brokers"]]
+    broker = _broker(task["broker"], task["zookeeper"])
     commands = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     try:
-        for broker in brokers:
-            await broker.start()
-        print(json.dumps([broker.locator for broker in brokers]), flush=True)
+        await broker.start()
+        print(broker.locator, flush=True)
         while command := (await commands.readline()).decode().strip():
-            for broker in brokers:
-                COMMANDS[command](broker)
+            COMMANDS[command](broker)
             print(command, flush=True)
     finally:
-        for broker in brokers:
-            await broker.close()
+        await broker.close()
 
 
 if __name__ == "__main__":

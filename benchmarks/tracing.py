@@ -9,17 +9,16 @@ that leaves: `benchmarks.instructions` compares with none at all.
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import machine, switching
 from benchmarks.processes import ProcessorUse
-from benchmarks.switching import VERDICTS, WAYS, Bed, Say, compare, table
+from benchmarks.switching import VERDICTS, Plan, Say, compare, table
 from benchmarks.switching_worker import HEARTBEAT_MS
 from overlay.qos import TopicQos
-from overlay.trace import Event
+from overlay.trace import RECORD_BYTES
 from runtime.compiled import compiled_modules
 from runtime.tracing import FLUSH_INTERVAL_S, TraceRecorder, TraceSettings
 
@@ -27,6 +26,7 @@ FLUSHES: Final = 20
 ALLOWED_PERCENT: Final = 3.0
 """Of a broker's throughput, with `JUDGED` of the messages traced."""
 JUDGED: Final = 0.01
+OTHERS_SHARE: Final = 0.25
 TOPIC: Final = ("load", TopicQos())
 
 
@@ -35,11 +35,10 @@ class Settings:
     """One measurement."""
 
     seconds: float = 120.0
-    """For the share that is judged; others have a quarter of it."""
+    """For the share that is judged; others have `OTHERS_SHARE` of it."""
     messages: int = 8_000
     """Per turn."""
     sampling: tuple[float, ...] = (JUDGED, 1.0)
-    seed: int = 1
 
 
 async def measure(settings: Settings, say: Say) -> dict[str, Any]:
@@ -47,18 +46,12 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     description = machine.describe()
     before = ProcessorUse.now()
     costs: list[dict[str, Any]] = []
-    async with AsyncExitStack() as stack:
-        traces = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-tracing-")))
-        traced = [_traced(sampling, traces) for sampling in settings.sampling]
-        workers = await stack.enter_async_context(switching.workers_for(lambda place: traced))
-        for number, sampling in enumerate(settings.sampling):
-            bed = Bed(workers, "trace", "pause", settings.seed)
-            await bed.connect(stack, number, dict.fromkeys(WAYS, TOPIC))
-            seconds = settings.seconds if sampling == JUDGED else settings.seconds / 4
-            say(f"{100 * sampling:g} % traced, {seconds:g} s")
-            await bed.measure(seconds, settings.messages)
-            places = compare(bed.turns, writing_us(sampling, traces / "alone"))
-            costs.append({"sampling": sampling, "rounds": len(bed.turns["on"]), "places": places})
+    for sampling in settings.sampling:
+        with tempfile.TemporaryDirectory(prefix="isthmus-tracing-") as folder:
+            beds = await switching.measure(_plan(settings, sampling, folder), say)
+            places = compare([bed.turns for bed in beds], writing_us(sampling, Path(folder) / "alone"))
+        rounds = sum(len(bed.turns["on"]) for bed in beds)
+        costs.append({"sampling": sampling, "rounds": rounds, "beds": len(beds), "places": places})
     return {
         "ok": judge(costs),
         "allowed_pct": ALLOWED_PERCENT,
@@ -71,25 +64,30 @@ async def measure(settings: Settings, say: Say) -> dict[str, Any]:
     }
 
 
-def _traced(sampling: float, traces: Path) -> dict[str, Any]:
-    return {
-        "chroot": f"/tracing-{sampling:g}",
-        "trace_dir": str(traces / f"{sampling:g}"),
-        "trace_sample": sampling,
-    }
+def _plan(settings: Settings, sampling: float, folder: str) -> Plan:
+    share = 1.0 if sampling == JUDGED else OTHERS_SHARE
+    return Plan(
+        f"{100 * sampling:g} % traced",
+        "trace",
+        "pause",
+        (TOPIC,),
+        settings.seconds * share,
+        settings.messages,
+        {"trace_dir": folder, "trace_sample": sampling},
+    )
 
 
 def writing_us(sampling: float, folder: Path) -> float:
     """Microseconds of processor time per message for getting records to disk, one per traced message.
 
-    At the rate of a broker that takes a microsecond for each message.
+    At the rate of a broker that takes a microsecond for each message, or as many as a log holds.
     """
-    records = round(sampling * FLUSH_INTERVAL_S * 1e6)
     recorder = TraceRecorder.here(TraceSettings(folder, sampling), f"writer-{sampling:g}", "edge")
+    log = recorder.log
+    records = min(round(sampling * FLUSH_INTERVAL_S * 1e6), log.limit_bytes // RECORD_BYTES)
     spent_s = 0.0
     for flush in range(FLUSHES + 1):
-        for sequence in range(records):
-            recorder.log.record(Event.DISPATCHED, 1, 1, sequence)
+        log.append(bytes(RECORD_BYTES) * records)
         began_s = time.process_time()
         recorder.flush()
         while recorder.is_behind:

@@ -47,6 +47,7 @@ ARRIVALS_MAX: Final = 65_536
 
 _I32_MAX: Final = 2**31 - 1
 _U32_VALUES: Final = 2**32
+_I64_BYTES: Final = 8
 _RECEIVED: Final = int(Event.RECEIVED)
 _DISPATCHED: Final = int(Event.DISPATCHED)
 _DUPLICATE: Final = int(Event.DUPLICATE)
@@ -77,11 +78,11 @@ class Tracer:
     """Records the sampled messages of one node."""
 
     __slots__ = (
-        "_arrivals",
+        "_arrived",
         "_buffer",
         "_deadlines_ns",
         "_drift_ppm",
-        "_earlier_arrivals",
+        "_earlier",
         "_limit_bytes",
         "_peers",
         "log",
@@ -97,9 +98,9 @@ class Tracer:
         self._drift_ppm = drift_ppm
         self._deadlines_ns: dict[int, int] = {}
         self._peers: dict[str, int] = {"": 0}
-        # Two generations, the older one forgotten whole: to forget one by one costs more than to remember.
-        self._arrivals: dict[int, Passage] = {}
-        self._earlier_arrivals: dict[int, Passage] = {}
+        # The older ones are forgotten all at once: to forget one by one costs more than to remember.
+        self._arrived = _Arrived()
+        self._earlier = _Arrived()
 
     def pause(self, paused: bool) -> None:
         """Record nothing more of messages that come from now on, or go on with it."""
@@ -139,12 +140,9 @@ class Tracer:
 
     def remember(self, data: bytes, came: Passage) -> None:
         """Keep when the messages of a frame came, in case they are sent again later."""
-        if len(self._arrivals) >= ARRIVALS_MAX // 2:
-            self._earlier_arrivals = self._arrivals
-            self._arrivals = {}
-        arrivals = self._arrivals
-        for offset in came.offsets:
-            arrivals[_key_of(data, offset)] = came
+        if self._arrived.messages >= ARRIVALS_MAX // 2:
+            self._earlier, self._arrived = self._arrived, _Arrived()
+        self._arrived.add(data, came)
 
     def send_again(self, run: Run) -> None:
         """A run is made of messages that came at different times, some while ago."""
@@ -206,7 +204,7 @@ class Tracer:
         born_ns = read_i64_le(data, offset + BORN_OFFSET)
         if not came.in_ns:
             key = publisher ^ sequence
-            came = self._arrivals.get(key) or self._earlier_arrivals.get(key, came)
+            came = self._arrived.find(key) or self._earlier.find(key) or came
             reason = reason or _RESENT
         if len(self._buffer) >= self._limit_bytes:
             self.log.lose()
@@ -238,6 +236,57 @@ class Tracer:
         write_i64_le(buffer, came.link_bound_ns)
         write_i64_le(buffer, slack_ns)
         write_i64_le(buffer, deadline_ns)
+
+
+class _Arrived:
+    """When sampled messages came: written down as they come, put in order when one is looked for.
+
+    Messages are hardly ever sent again, and objects that are kept cost a broker more than their making.
+    """
+
+    __slots__ = ("_by_key", "_frames", "_keys", "messages")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self._keys: BytesWriter = BytesWriter()
+        """Of each message, in the order they came."""
+        self._frames: BytesWriter = BytesWriter()
+        """Of each frame: how many of those came with it, and what a `Passage` says of them."""
+        self._by_key: dict[int, Passage] = {}
+        """What has been put in order so far, and is not written there any more."""
+
+    def add(self, data: bytes, came: Passage) -> None:
+        """The sampled messages of a frame came."""
+        keys = self._keys
+        for offset in came.offsets:
+            # Publishers' ids are random, so no two messages share this.
+            publisher = read_i64_le(data, offset + PUBLISHER_OFFSET)
+            write_i64_le(keys, publisher ^ read_i64_le(data, offset + SEQUENCE_OFFSET))
+        frames = self._frames
+        write_i64_le(frames, len(came.offsets))
+        write_i64_le(frames, came.in_ns)
+        write_i64_le(frames, came.peer_in)
+        write_i64_le(frames, came.clock_shift_ns)
+        write_i64_le(frames, came.link_bound_ns)
+        self.messages += len(came.offsets)
+
+    def find(self, key: int) -> Passage | None:
+        """How this message came; None if that is not known."""
+        if len(self._keys):
+            self._put_in_order()
+        return self._by_key.get(key)
+
+    def _put_in_order(self) -> None:
+        keys, frames = self._keys.getvalue(), self._frames.getvalue()
+        self._keys.truncate(0)
+        self._frames.truncate(0)
+        key_at: i64 = 0
+        for frame_at in range(0, len(frames), 5 * _I64_BYTES):
+            fields = [read_i64_le(frames, frame_at + at * _I64_BYTES) for at in range(5)]
+            came = Passage([0], fields[1], fields[2], fields[3], fields[4])
+            for _ in range(fields[0]):
+                self._by_key[read_i64_le(keys, key_at)] = came
+                key_at += _I64_BYTES
 
 
 class LinkTrace:
@@ -273,11 +322,6 @@ def threshold_of(tracer: Tracer | None) -> int:
 def reason_named(name: str) -> int:
     """The trace's number for a broker's own reason to drop a message; 0 for a duplicate."""
     return 0 if name == "DUPLICATE" else int(Reason[name])
-
-
-def _key_of(data: bytes, offset: int) -> int:
-    """Publishers' ids are random, so no two messages share this."""
-    return read_i64_le(data, offset + PUBLISHER_OFFSET) ^ read_i64_le(data, offset + SEQUENCE_OFFSET)
 
 
 def _name_of(data: bytes, offset: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from benchmarks.hostile import Window, _p99_ratios, judge_stalled
     [
         ([0.9, 1.0, 1.05] * 20, True),
         ([1.2, 1.3, 1.15] * 20, False),
-        ([0.8, 1.1, 1.4] * 20, None),
+        ([0.8, 1.05, 1.2, 1.4] * 20, None),
         ([1.0] * 5, None),
         ([1.0] * 6, True),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import switching, tracing
-from benchmarks.comparison import median_interval
+from benchmarks.comparison import VALUES_LEAST, median_interval
 from benchmarks.switching import PLACES
 from benchmarks.tracing import JUDGED, Settings, judge
 
@@ -29,8 +29,11 @@ def test_the_interval_of_many_values_is_narrow_and_of_few_is_all():
     assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
-def cost(interval: tuple[float, float], control: tuple[float, float] = (-0.5, 0.5)) -> dict[str, Any]:
-    return {"sampling": JUDGED, "places": [{"interval_pct": interval, "control_pct": control}]}
+def cost(
+    interval: tuple[float, float], control: tuple[float, float] = (-0.5, 0.5), beds: int = VALUES_LEAST
+) -> dict[str, Any]:
+    place = {"interval_pct": interval, "control_pct": control, "beds_pct": [interval[0]] * beds}
+    return {"sampling": JUDGED, "places": [place]}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,9 @@ def cost(interval: tuple[float, float], control: tuple[float, float] = (-0.5, 0.
         ([cost((1.0, 2.9))], True),
         ([cost((3.1, 4.0))], False),
         ([cost((2.0, 4.0))], None),
-        ([cost((1.0, 2.0), control=(-2.0, 0.0))], None),
+        ([cost((1.0, 2.0), control=(-2.0, -0.1))], None),
+        ([cost((1.0, 2.0), control=(-2.0, 0.0))], True),
+        ([cost((1.0, 2.0), beds=VALUES_LEAST - 1)], None),
         ([], None),
     ],
 )
@@ -47,6 +52,24 @@ def test_a_verdict_is_given_only_where_the_measurement_can_tell(
     costs: list[dict[str, Any]], verdict: bool | None
 ):
     assert judge(costs) is verdict
+
+
+def test_what_is_said_is_the_median_over_the_beds():
+    """Of each bed the median of its rounds counts, whatever the others are like."""
+    beds = [
+        {
+            "off": [dict.fromkeys((*PLACES, switching.ALL), base)] * 3,
+            "control": [dict.fromkeys((*PLACES, switching.ALL), base)] * 3,
+            "on": [dict.fromkeys((*PLACES, switching.ALL), base * each) for each in (1, more, 9)],
+        }
+        for base, more in ((1.0, 1.01), (2.0, 1.02), (5.0, 1.30))
+    ]
+    for place in switching.compare(beds):
+        assert place["beds_pct"] == [1.0, 2.0, 30.0]
+        assert (place["more_pct"], place["off_us_per_message"]) == (2.0, 2.0)
+        assert place["control_pct"] == [0.0, 0.0]
+    costed = {place["place"]: place["more_pct"] for place in switching.compare(beds, added_us=0.02)}
+    assert costed["routing broker"] == pytest.approx(3.0) and costed[switching.ALL] == pytest.approx(5.0)
 
 
 @pytest.mark.testbed

@@ -21,7 +21,7 @@ from overlay.messages import UNKNOWN_CLOCK_SHIFT
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
 from overlay.trace import RECORD, UNKNOWN_SLACK, Event, Reason, Record, Sampling, TraceLog
-from overlay.tracer import Tracer, sampled_offsets
+from overlay.tracer import ARRIVALS_MAX, Tracer, sampled_offsets
 
 QOS = TopicQos(period_ms=10, deadline_ms=50, loss_tolerance=2)
 PUBLISHERS = st.integers(0, 2**63 - 1)
@@ -176,6 +176,24 @@ def test_what_is_sent_again_came_when_it_came():
     assert (first.in_ns, first.peer_in, first.out_ns) == (5_000, made.log.peer("client-1"), 900_000)
     assert first.reason == unknown.reason == Reason.RESENT
     assert (unknown.in_ns, unknown.slack_ns) == (0, UNKNOWN_SLACK)
+
+
+def test_arrivals_are_found_whenever_they_were_added_and_the_oldest_are_forgotten():
+    made = tracer()
+    half = ARRIVALS_MAX // 2
+    for part in range(3):
+        frame = body(*(message(1 + part * half + at) for at in range(half)))
+        made.remember(frame, admit(made, frame, f"client-{part}", 0, 5_000 + part))
+        newest = Run(2, message(1 + part * half) + message((part + 1) * half))
+        made.send_again(newest)
+        made.link("router-2").sent(newest, 900_000)
+        found = records(made)
+        assert [record.in_ns for record in found] == [5_000 + part] * 2
+        assert {record.peer_in for record in found} == {made.log.peer(f"client-{part}")}
+    again = Run(2, message(1) + message(half + 1))
+    made.send_again(again)
+    made.link("router-2").sent(again, 900_000)
+    assert [record.in_ns for record in records(made)] == [0, 5_001]
 
 
 def test_the_age_of_a_published_message_is_nobodys_bound():
