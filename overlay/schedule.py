@@ -6,10 +6,9 @@ O(log buckets) per millisecond of deadlines, whatever the number of jobs. First 
 served is the same calendar with all deadlines equal.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 
@@ -24,6 +23,37 @@ UNKNOWN_BIRTH: Final = -(2**63)
 """Instead of a time: nobody knows when the message was born."""
 _NO_KEY: Final = -(2**63)
 _ALL_LEVELS: Final = 2**31
+_TAKEN_MOST: Final = 64
+"""A bucket has so many places of jobs that have been taken, or as many as jobs wait in it."""
+
+
+class _Bucket(Generic[Job]):
+    """Jobs of one millisecond, first in, first out. There are few in most: a deque would cost more."""
+
+    __slots__ = ("first", "jobs")
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.first = 0
+        """Where the next job is; those before it have been taken."""
+
+    def __len__(self) -> int:
+        return len(self.jobs) - self.first
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs[self.first :])
+
+    def take(self) -> Job:
+        """The next job. There must be one."""
+        first = self.first
+        job = self.jobs[first]
+        self.jobs[first] = cast("Job", None)  # it is not ours to keep
+        first += 1
+        if first >= _TAKEN_MOST and first * 2 >= len(self.jobs):
+            del self.jobs[:first]  # a bucket may never run empty
+            first = 0
+        self.first = first
+        return job
 
 
 class Calendar(Generic[Job]):
@@ -32,12 +62,12 @@ class Calendar(Generic[Job]):
     __slots__ = ("_buckets", "_keys", "_last_bucket", "_last_key", "_size")
 
     def __init__(self) -> None:
-        self._buckets: dict[int, deque[Job]] = {}
+        self._buckets: dict[int, _Bucket[Job]] = {}
         self._keys: list[int] = []
         self._size = 0
         # Most pushes go where the last one went.
         self._last_key = _NO_KEY
-        self._last_bucket: deque[Job] = deque()
+        self._last_bucket: _Bucket[Job] = _Bucket()
 
     def __len__(self) -> int:
         return self._size
@@ -52,19 +82,22 @@ class Calendar(Generic[Job]):
         key = deadline_ns >> BUCKET_SHIFT
         self._size += 1
         if key == self._last_key:
-            self._last_bucket.append(job)
+            self._last_bucket.jobs.append(job)
             return
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = deque()
+            bucket = self._buckets[key] = _Bucket()
             heappush(self._keys, key)
-        bucket.append(job)
+        bucket.jobs.append(job)
         self._last_key = key
         self._last_bucket = bucket
 
     def first(self) -> Job | None:
         """The job to do next, without taking it; None if there is none."""
-        return self._buckets[self._keys[0]][0] if self._keys else None
+        if not self._keys:
+            return None
+        bucket = self._buckets[self._keys[0]]
+        return bucket.jobs[bucket.first]
 
     def next_deadline_ns(self) -> int | None:
         """The deadline of the next job, rounded down to its bucket."""
@@ -74,14 +107,13 @@ class Calendar(Generic[Job]):
         """Take the job to do next. There must be one."""
         key = self._keys[0]
         bucket = self._buckets[key]
-        job = bucket.popleft()
+        job = bucket.take()
         self._size -= 1
-        if not bucket:
+        if not len(bucket):
             heappop(self._keys)
             del self._buckets[key]
             if key == self._last_key:
                 self._last_key = _NO_KEY
-                self._last_bucket = deque()
         return job
 
     def clear(self) -> None:
@@ -90,12 +122,11 @@ class Calendar(Generic[Job]):
         self._keys.clear()
         self._size = 0
         self._last_key = _NO_KEY
-        self._last_bucket = deque()
 
     def validate(self) -> None:
         """Assert the invariants."""
         assert sorted(self._keys) == sorted(self._buckets)
-        assert all(self._buckets.values())
+        assert all(len(bucket) for bucket in self._buckets.values())
         assert self._size == sum(map(len, self._buckets.values()))
         assert self._last_key == _NO_KEY or self._buckets.get(self._last_key) is self._last_bucket
 

@@ -93,6 +93,8 @@ class RouterCore:
     ) -> None:
         self._tracer = tracer
         self._mode = mode
+        self._by_deadline = mode.by_deadline
+        self._coordinates = mode.coordinates
         self._delays = delays or NO_DELAYS
         self._least_ns: dict[str, int] = {}
         self._topics: dict[int, Topic] = {}
@@ -445,7 +447,7 @@ class RouterCore:
         if not known:
             born_ns = now_ns
         deadline = 0
-        if self._mode.by_deadline:
+        if self._by_deadline:
             deadline = max(born_ns + route.deadline_ns, route.unsure.until_ns)
             if not known:
                 route.unsure.until_ns = deadline
@@ -486,7 +488,7 @@ class RouterCore:
         self._let_go_of_replica(copy)
         copy.at = copy.backup
         header = copy.header
-        deadline = copy.replicate_by_ns if self._mode.by_deadline else 0
+        deadline = copy.replicate_by_ns if self._by_deadline else 0
         dropped = backup.outbox.append(
             deadline, header.urgency, header.origin, header.clock_shift_ns, copy.run, now_ns, copy
         )
@@ -516,12 +518,12 @@ class RouterCore:
             self._let_go_of_replica(copy)
             copy.replica = frame
         self._replicated += sum(copy.run.messages for copy in copies)
-        if not waiting and self._mode.coordinates:
+        if not waiting and self._coordinates:
             self._to_prune.setdefault(router, []).append(number)
 
     def _copy_dispatched(self, copy: Copy) -> None:
         del self._undispatched[copy]
-        if not self._mode.coordinates:
+        if not self._coordinates:
             return
         if copy.replica is None:
             copy.cancelled = True
@@ -536,7 +538,7 @@ class RouterCore:
         if frame is None:
             return
         frame.outstanding -= 1
-        if frame.outstanding == 0 and self._mode.coordinates and frame.backup in self._backups:
+        if frame.outstanding == 0 and self._coordinates and frame.backup in self._backups:
             self._to_prune.setdefault(frame.backup, []).append(frame.number)
 
     def _replicates(self, qos: TopicQos, subscribers: Iterable[str]) -> bool:

@@ -1,5 +1,7 @@
 """The calendar against a plain sort, and lanes against their rule."""
 
+import weakref
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +47,28 @@ def test_deadlines_within_a_bucket_are_ties():
     calendar.push((1 << BUCKET_SHIFT) + 5, "first")
     calendar.push(1 << BUCKET_SHIFT, "second")
     assert [calendar.pop(), calendar.pop()] == ["first", "second"]
+
+
+class _Job:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_a_bucket_that_never_runs_empty_keeps_nothing_that_was_taken():
+    """First come, first served is one bucket for ever."""
+    calendar: Calendar[_Job] = Calendar()
+    taken: list[weakref.ref[_Job]] = []
+    for number in range(1_000):
+        calendar.push(0, _Job(number))
+        calendar.push(0, _Job(number))
+        job = calendar.pop()
+        assert job.number == number // 2
+        taken.append(weakref.ref(job))
+        del job
+        assert not any(each() for each in taken)
+        calendar.validate()
+    (bucket,) = calendar._buckets.values()
+    assert len(bucket.jobs) <= 2 * len(calendar) + 64
 
 
 def test_clear_forgets_everything():
