@@ -188,7 +188,7 @@ async def _measure_bed(plan: Plan, number: int, task: dict[str, Any]) -> "Bed":
     async with AsyncExitStack() as stack:
         workers = {}
         for place in PLACES:
-            broker = {**broker_at(place), **plan.options, "chroot": f"/bed-{number}"}
+            broker = {**_broker_at(place), **plan.options, "chroot": f"/bed-{number}"}
             workers[place] = await stack.enter_async_context(_worker(task | {"broker": broker}))
         bed = Bed(workers, plan, number)
         await bed.connect(stack)
@@ -196,7 +196,7 @@ async def _measure_bed(plan: Plan, number: int, task: dict[str, Any]) -> "Bed":
     return bed
 
 
-def broker_at(place: str) -> dict[str, Any]:
+def _broker_at(place: str) -> dict[str, Any]:
     """The broker of a place, less its folder in ZooKeeper."""
     options: dict[str, Any] = {"id": place.replace(" ", "-")}
     if place != "routing broker":
@@ -372,9 +372,13 @@ def judge(places: Sequence[dict[str, Any]], allowed_pct: float) -> bool | None:
         return None
     if any(place["interval_pct"][0] > allowed_pct for place in places):
         return False
-    # Off and off must not differ: then something else than what was switched does.
-    biased = any(not low <= 0 <= high for low, high in (place["control_pct"] for place in places))
-    return None if biased or any(place["interval_pct"][1] > allowed_pct for place in places) else True
+    controls = [place["control_pct"] for place in places]
+    # Off and off must not differ, or something else than what was switched does; nor may they be so noisy.
+    biased = any(not low <= 0 <= high for low, high in controls)
+    blurred = any(abs(end) > allowed_pct / 2 for ends in controls for end in ends)
+    if biased or blurred or any(place["interval_pct"][1] > allowed_pct for place in places):
+        return None
+    return True
 
 
 VERDICTS: Final = {
