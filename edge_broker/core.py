@@ -322,6 +322,7 @@ class EdgeCore:
     def router_up(self, name: str, outbox: Outbox, now_ns: int) -> None:
         """The link to a routing broker is up; `turn_some` must be called until no topic is turning."""
         self._order.disturb(now_ns)
+        self._order.reached(now_ns)
         self._targets.router_up(name, outbox)
 
     def router_restarted(self, name: str) -> None:
@@ -345,6 +346,8 @@ class EdgeCore:
         if router is not None:
             self._order.disturb(now_ns)
             self._targets.router_down(router)
+            if not self._targets.routers_up:
+                self._order.cut_off()
 
     @property
     def is_turning(self) -> bool:
@@ -493,6 +496,8 @@ class EdgeCore:
         run_born_ns: i64 = 0
         granule_start_ns: i64 = 0
         granule_end_ns: i64 = 0
+        if edge:
+            self._order.reached(now_ns)
         held = self._order.held
         in_order = self._order.is_calm(now_ns)
         unordered = bool(header.urgency & UNORDERED)

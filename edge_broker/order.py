@@ -4,7 +4,8 @@ When routing brokers change, some messages come twice and some overtake. For a w
 *disturbance* a message whose predecessor is missing is held back, as long as its own deadline
 allows; at other times a gap is a loss and nothing waits for it. A gap that is wider than the topic's
 loss tolerance is waited for even beyond the deadline, as long as a failover may take: tolerance goes
-before deadline, order before both.
+before deadline, order before both. If the LAN is cut off meanwhile, what is missing may wait at a routing
+broker that serves the topic no longer: it is waited for until the LAN is joined again, and a little more.
 
 Messages marked UNORDERED travel on several ways, or as datagrams, all the time: for them a gap always
 may be closed. And as every link repairs its losses, it will be, so they are waited for longer.
@@ -64,6 +65,8 @@ class Order:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
         self._disturbed_until_ns = 0
+        self._is_cut_off = False
+        self._rejoining_until_ns = 0
         self.held: dict[int, _Waiting] = {}
         """By publisher."""
         self.held_total = 0
@@ -75,6 +78,16 @@ class Order:
     def disturb(self, now_ns: int) -> None:
         """Messages may come out of order for a while."""
         self._disturbed_until_ns = now_ns + _DISTURBED_FOR_NS
+
+    def cut_off(self) -> None:
+        """The last way on which messages came is gone."""
+        self._is_cut_off = True
+
+    def reached(self, now_ns: int) -> None:
+        """Messages can come again, or do."""
+        if self._is_cut_off:
+            self._is_cut_off = False
+            self._rejoining_until_ns = now_ns + _DISTURBED_FOR_NS
 
     def is_calm(self, now_ns: int) -> bool:
         """No message waits, and none need wait unless it comes from an unexpected side."""
@@ -148,12 +161,19 @@ class Order:
     def _release_overdue(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
         """Deliver what can wait no longer, and what waits before it."""
         held = self.held[publisher_id]
-        if _is_patient(publisher_id, held, now_ns):
+        if self._is_patient(publisher_id, held, now_ns):
             return
         last = max((sequence for sequence, item in held.items.items() if item.until_ns <= now_ns), default=0)
-        while held.items and held.first <= last and not _is_patient(publisher_id, held, now_ns):
+        while held.items and held.first <= last and not self._is_patient(publisher_id, held, now_ns):
             self._deliver_held(publisher_id, held, touched, now_ns)
         self._release_successors(publisher_id, touched, now_ns)
+
+    def _is_patient(self, publisher_id: int, held: _Waiting, now_ns: int) -> bool:
+        """The first that waits does so whatever its deadline: too many before it have not come."""
+        item = held.items[held.first]
+        if _missing(publisher_id, held.first, item) <= item.topic.tolerated:
+            return False
+        return self._is_cut_off or now_ns < max(item.patient_until_ns, self._rejoining_until_ns)
 
     def _release_all(self, publisher_id: int, touched: set[Peer], now_ns: int) -> None:
         """Too much waits: let go of a publisher's messages, whatever is missing before them."""
@@ -182,13 +202,6 @@ class Order:
 
 def _size(item: Held) -> int:
     return len(item.data) + RUN_OVERHEAD_BYTES
-
-
-def _is_patient(publisher_id: int, held: _Waiting, now_ns: int) -> bool:
-    """The first that waits does so whatever its deadline: too many before it have not come."""
-    item = held.items[held.first]
-    missing = _missing(publisher_id, held.first, item)
-    return missing > item.topic.tolerated and now_ns < item.patient_until_ns
 
 
 def _missing(publisher_id: int, sequence: int, item: Held) -> int:

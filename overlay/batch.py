@@ -35,20 +35,22 @@ BORN_OFFSET: Final = 20
 BORN_END: Final = 28
 LENGTH_WORD_OFFSET: Final = 24
 """The length is the upper half of the eight bytes here, the topic the lower half of those at 0."""
-_SEQUENCE_TOP: Final = 19
-_BORN_TOP: Final = 27
-"""The highest bytes of a message's sequence and time of birth: they tell whether these are too large."""
-_TOP_BYTE_BITS: Final = WIRE_NUMBER_BITS - 56
+_MIDDLE_WORD_OFFSET: Final = 16
+_TOO_LARGE: Final = 0xFFFF_FFFF >> (WIRE_NUMBER_BITS - 32) << (WIRE_NUMBER_BITS - 32)
+"""The lower half of the word here is the upper half of a message's sequence, and that of the word with the
+length is the upper half of its time of birth: a bit of these in either says that it is too large."""
 U32: Final = 0xFFFF_FFFF
 _BEYOND: Final = 0x7FFF_FFFF
 
 SAMPLED_WORD_OFFSET: Final = 8
 """The upper half of the publisher and the lower half of the sequence: what sampling goes by, in one word."""
-SAMPLING_MASK: Final = 0x7FFF_FFFF
-SAMPLING_STEP: Final = 0x4F1B_BCDD
-"""2^31 divided by the golden ratio: neighbouring sequences fall far apart.
+SAMPLING_STEP: Final = 0x1E37_79B9_9E37_79B9
+"""Its lower half is 2^32 divided by the golden ratio: neighbouring sequences fall far apart.
 
-With 31 bits no product exceeds what a compiled node multiplies in one instruction."""
+It is itself below 2^63, which a compiled node's numbers are; of the product such a node keeps 64 bits."""
+SAMPLING_SHIFT: Final = 33
+SAMPLING_MASK: Final = 0x7FFF_FFFF
+"""The highest 31 of those 64 bits are what is compared."""
 NOTHING_SAMPLED: Final = 0
 """The threshold of a node that does not trace."""
 
@@ -58,8 +60,8 @@ BATCH_HEADER_BYTES: Final = 31
 FRAME_OVERHEAD_BYTES: Final = 36
 
 assert MESSAGE_HEADER.size == MESSAGE_HEADER_BYTES
-assert _SEQUENCE_TOP == SEQUENCE_OFFSET + 7
-assert _BORN_TOP == BORN_OFFSET + 7 == BORN_END - 1
+assert _MIDDLE_WORD_OFFSET == SEQUENCE_OFFSET + 4
+assert LENGTH_WORD_OFFSET == BORN_OFFSET + 4 == BORN_END - 4
 assert _BATCH_HEADER.size == BATCH_HEADER_BYTES
 assert _FRAME_AND_BATCH_HEADER.size == FRAME_OVERHEAD_BYTES
 
@@ -108,56 +110,51 @@ class Passage:
         """Most they can have spent on the link they came on; 0 if unknown."""
         self._next = 0
         self.next_offset = offsets[0]
-        """The first traced message that no run has been cut with; beyond the frame if there is none."""
+        """The first traced message that no run has been cut behind; beyond the frame if there is none."""
 
-    def covers(self, start: int, end: int) -> bool:
-        """Whether a traced message starts in this part of the frame."""
-        at = bisect_left(self.offsets, start)
-        return at < len(self.offsets) and self.offsets[at] < end
-
-    def take(self, start: int, end: int) -> list[int]:
-        """Where traced messages start in this part of the frame, counted from its start.
-
-        Parts must be asked for in their order.
-        """
-        taken: list[int] = []
+    def within(self, start: int, end: int) -> list[int]:
+        """Where traced messages start in this part of the frame."""
         offsets = self.offsets
-        while self.next_offset < end:
-            if self.next_offset >= start:
-                taken.append(self.next_offset - start)
-            self._next += 1
-            self.next_offset = offsets[self._next] if self._next < len(offsets) else _BEYOND
-        return taken
+        if start <= offsets[0] and offsets[-1] < end:
+            return offsets
+        return offsets[bisect_left(offsets, start) : bisect_left(offsets, end)]
+
+    def cut(self, start: int, end: int) -> bool:
+        """Whether a traced message starts in this part of the frame; parts come in their order."""
+        offsets = self.offsets
+        self._next = bisect_left(offsets, end, self._next)
+        self.next_offset = offsets[self._next] if self._next < len(offsets) else _BEYOND
+        return self._next > 0 and offsets[self._next - 1] >= start
+
+    def with_offsets(self, offsets: list[int]) -> "Passage":
+        """For other bytes that came the same way."""
+        return Passage(offsets, self.in_ns, self.peer_in, self.clock_shift_ns, self.link_bound_ns)
 
     def of_single(self, offset: int) -> "Passage | None":
         """For the message at this offset on its own; None if it is not traced."""
-        if not self.covers(offset, offset + 1):
-            return None
-        return Passage([0], self.in_ns, self.peer_in, self.clock_shift_ns, self.link_bound_ns)
+        return self.with_offsets([0]) if self.within(offset, offset + 1) else None
 
 
 class Run:
     """Neighbouring messages, as they are on the wire."""
 
-    __slots__ = ("came", "data", "messages", "traced")
+    __slots__ = ("came", "data", "messages", "start")
 
     def __init__(self, messages: int, data: bytes) -> None:
         self.messages = messages
         self.data = data
         self.came: Passage | None = None
         """Set if some of the messages are traced here."""
-        self.traced: list[int] | None = None
-        """Where those start."""
+        self.start = 0
+        """Where in the bytes that `came` speaks of these start."""
 
 
 def cut_run(messages: int, data: bytes, start: int, end: int, came: Passage | None) -> Run:
     """A part of a data frame; it is told how the frame came if it holds traced messages."""
     run = Run(messages, data[start:end])
-    if came is not None and came.next_offset < end:
-        traced = came.take(start, end)
-        if traced:
-            run.came = came
-            run.traced = traced
+    if came is not None and came.next_offset < end and came.cut(start, end):
+        run.came = came
+        run.start = start
     return run
 
 
@@ -214,23 +211,21 @@ def check_messages(body: bytes, count: int, threshold: int = NOTHING_SAMPLED) ->
     last_start: i64 = end - MESSAGE_HEADER_BYTES
     seen: i64 = 0
     below: i64 = threshold
-    top_bytes: i64 = 0
+    uppers: i64 = 0
     while offset <= last_start:
-        top_bytes |= body[offset + _SEQUENCE_TOP] | body[offset + _BORN_TOP]
+        last_word: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET)
+        uppers |= last_word | read_i64_le(body, offset + _MIDDLE_WORD_OFFSET)
         if below:
             word: i64 = read_i64_le(body, offset + SAMPLED_WORD_OFFSET)
-            # Half of a number taken from itself: neither this nor the product exceeds 64 bits.
-            place: i64 = ((word - (word >> 32)) & SAMPLING_MASK) * SAMPLING_STEP
-            if place & SAMPLING_MASK < below:
+            if word * SAMPLING_STEP >> SAMPLING_SHIFT & SAMPLING_MASK < below:
                 if sampled is None:
                     sampled = []
                 sampled.append(offset)
-        length: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET) >> 32
-        offset += MESSAGE_HEADER_BYTES + (length & U32)
+        offset += MESSAGE_HEADER_BYTES + (last_word >> 32 & U32)
         seen += 1
     if offset != end or seen != count:
         raise truncated(seen if offset <= end else seen - 1, count)
-    if top_bytes >> _TOP_BYTE_BITS:
+    if uppers & _TOO_LARGE:
         raise _too_large()
     return sampled
 

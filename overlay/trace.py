@@ -15,8 +15,9 @@ or the name of a peer id. Blocks of unknown kind are skipped, so that a newer no
 whatever would change the meaning of a record raises `SCHEMA_VERSION`.
 
 Sampling is a function of publisher and sequence, so all nodes agree on it without a word on the
-wire. It is a rotation: a message is sampled if `(publisher - sequence) x SAMPLING_STEP` modulo 2^31 lies
-below a threshold. So a publisher's sampled messages are spread evenly over all it sends.
+wire. It is a rotation: the lower half of the sequence and the upper half of the publisher are one number,
+and a message is sampled if the top 31 bits of its product with `SAMPLING_STEP`, modulo 2^64, lie below a
+threshold. So a publisher's sampled messages are spread evenly over all it sends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from zlib import crc32
 import msgpack
 from librt.strings import BytesWriter
 
-from overlay.batch import SAMPLING_MASK, SAMPLING_STEP
+from overlay.batch import SAMPLING_MASK, SAMPLING_SHIFT, SAMPLING_STEP, U32
 from overlay.errors import OverlayError, show
 from overlay.limits import KIB, MIB, MILLISECOND_NS
 from overlay.qos import TopicQos
@@ -387,7 +388,8 @@ class Sampling:
 
     def is_sampled(self, publisher: int, sequence: int) -> bool:
         """Whether all nodes trace this message. Publishers' ids are random, so half of one will do."""
-        return ((publisher >> 32) - sequence) * SAMPLING_STEP & SAMPLING_MASK < self.threshold
+        word = (sequence & U32) << 32 | publisher >> 32
+        return word * SAMPLING_STEP >> SAMPLING_SHIFT & SAMPLING_MASK < self.threshold
 
 
 class TraceLog:

@@ -6,7 +6,7 @@ its passage and where their sampled messages are, if they have any (`overlay.bat
 leaves is recorded by the outbox at the moment the run goes into a frame for the socket, so the record
 has both times and there is one per link.
 
-What a message costs that is not sampled is one word read, folded, multiplied and compared. A record is
+What a message costs that is not sampled is one word read, multiplied and compared. A record is
 written field by field into the log's buffer, because compiled that is machine code and `struct` is not.
 """
 
@@ -22,6 +22,7 @@ from overlay.batch import (
     PUBLISHER_OFFSET,
     SAMPLED_WORD_OFFSET,
     SAMPLING_MASK,
+    SAMPLING_SHIFT,
     SAMPLING_STEP,
     SEQUENCE_OFFSET,
     U32,
@@ -53,6 +54,7 @@ _DISPATCHED: Final = int(Event.DISPATCHED)
 _DUPLICATE: Final = int(Event.DUPLICATE)
 _DROPPED: Final = int(Event.DROPPED)
 _RESENT: Final = int(Reason.RESENT)
+_NO_TOPIC: Final = -1
 
 
 def sampled_offsets(data: bytes, first: int, threshold: int) -> list[int]:
@@ -66,8 +68,7 @@ def sampled_offsets(data: bytes, first: int, threshold: int) -> list[int]:
     below: i64 = threshold
     while offset <= last_start:
         word: i64 = read_i64_le(data, offset + SAMPLED_WORD_OFFSET)
-        place: i64 = ((word - (word >> 32)) & SAMPLING_MASK) * SAMPLING_STEP
-        if place & SAMPLING_MASK < below:
+        if word * SAMPLING_STEP >> SAMPLING_SHIFT & SAMPLING_MASK < below:
             found.append(offset)
         length: i64 = read_i64_le(data, offset + LENGTH_WORD_OFFSET) >> 32
         offset += MESSAGE_HEADER_BYTES + (length & U32)
@@ -80,11 +81,13 @@ class Tracer:
     __slots__ = (
         "_arrived",
         "_buffer",
+        "_deadline_ns",
         "_deadlines_ns",
         "_drift_ppm",
         "_earlier",
         "_limit_bytes",
         "_peers",
+        "_topic_id",
         "log",
         "threshold",
     )
@@ -97,6 +100,9 @@ class Tracer:
         self._limit_bytes = log.limit_bytes
         self._drift_ppm = drift_ppm
         self._deadlines_ns: dict[int, int] = {}
+        self._topic_id = _NO_TOPIC
+        self._deadline_ns = 0
+        """Of the topic recorded last: often that of the next record too."""
         self._peers: dict[str, int] = {"": 0}
         # The older ones are forgotten all at once: to forget one by one costs more than to remember.
         self._arrived = _Arrived()
@@ -109,6 +115,7 @@ class Tracer:
     def define_topic(self, topic_id: int, name: str, qos: TopicQos) -> None:
         """Say what a topic id stands for; again when its quality of service changes."""
         self._deadlines_ns[topic_id] = qos.deadline_ns or 0
+        self._topic_id = _NO_TOPIC
         self.log.define_topic(topic_id, name, qos)
 
     def link(self, peer: str, event: int = _DISPATCHED) -> "LinkTrace":
@@ -152,7 +159,7 @@ class Tracer:
         self, event: int, reason: int, data: bytes, offset: int, came: Passage, now_ns: int, peer_out: int = 0
     ) -> None:
         """One event of one message, if it is sampled; `came` is of the frame that `data` is."""
-        if came.covers(offset, offset + 1):
+        if came.within(offset, offset + 1):
             self._record(event, reason, data, offset, came, now_ns, peer_out)
 
     def frame(self, event: int, body: bytes, came: Passage, now_ns: int) -> None:
@@ -162,9 +169,11 @@ class Tracer:
 
     def run(self, event: int, reason: int, run: Run, now_ns: int, peer_out: int = 0) -> None:
         """The same event of all sampled messages of a run."""
-        if run.came is not None and run.traced is not None:
-            for offset in run.traced:
-                self._record(event, reason, run.data, offset, run.came, now_ns, peer_out)
+        came = run.came
+        if came is not None:
+            start = run.start
+            for offset in came.within(start, start + len(run.data)):
+                self._record(event, reason, run.data, offset - start, came, now_ns, peer_out)
 
     def received(self, run: Run) -> None:
         """A run came and waits here, or goes no further."""
@@ -178,30 +187,30 @@ class Tracer:
         offsets = sampled_offsets(run.data, 0, self.threshold)
         if offsets:
             run.came = Passage(offsets, in_ns, 0, clock_shift_ns)
-            run.traced = offsets
 
     def shed(self, run: Run, kept: Run | None, reason: int, now_ns: int, peer_out: int) -> None:
         """Of a run only the kept part is sent on, or nothing."""
         came = run.came
-        if came is None or run.traced is None:
+        if came is None:
             return
         passed: set[tuple[int, int]] = set()
         if kept is not None:
-            kept.traced = sampled_offsets(kept.data, 0, self.threshold)
-            if kept.traced:
-                kept.came = came
-            passed = {_name_of(kept.data, offset) for offset in kept.traced}
-        for offset in run.traced:
-            if _name_of(run.data, offset) not in passed:
-                self._record(_DROPPED, reason, run.data, offset, came, now_ns, peer_out)
+            offsets = sampled_offsets(kept.data, 0, self.threshold)
+            if offsets:
+                kept.came = came.with_offsets(offsets)
+            passed = {_name_of(kept.data, offset) for offset in offsets}
+        for offset in came.within(run.start, run.start + len(run.data)):
+            if _name_of(run.data, offset - run.start) not in passed:
+                self._record(_DROPPED, reason, run.data, offset - run.start, came, now_ns, peer_out)
 
     def _record(
         self, event: int, reason: int, data: bytes, offset: int, came: Passage, out_ns: int, peer_out: int
     ) -> None:
-        publisher = read_i64_le(data, offset + PUBLISHER_OFFSET)
-        sequence = read_i64_le(data, offset + SEQUENCE_OFFSET)
-        topic_id = read_i64_le(data, offset) & U32
-        born_ns = read_i64_le(data, offset + BORN_OFFSET)
+        at: i64 = offset
+        publisher: i64 = read_i64_le(data, at + PUBLISHER_OFFSET)
+        sequence: i64 = read_i64_le(data, at + SEQUENCE_OFFSET)
+        topic_id: i64 = read_i64_le(data, at) & U32
+        born_ns: i64 = read_i64_le(data, at + BORN_OFFSET)
         if not came.in_ns:
             key = publisher ^ sequence
             came = self._arrived.find(key) or self._earlier.find(key) or came
@@ -209,14 +218,16 @@ class Tracer:
         if len(self._buffer) >= self._limit_bytes:
             self.log.lose()
             return
-        in_ns = came.in_ns
-        deadline_ns = self._deadlines_ns.get(topic_id, 0)
-        age_ns = 0
-        slack_ns = UNKNOWN_SLACK
+        if topic_id != self._topic_id:
+            self._topic_id = topic_id
+            self._deadline_ns = self._deadlines_ns.get(topic_id, 0)
+        deadline_ns: i64 = self._deadline_ns
+        in_ns: i64 = came.in_ns
+        age_ns: i64 = 0
         if born_ns and in_ns and came.clock_shift_ns != UNKNOWN_CLOCK_SHIFT:
-            age_ns = age_bound_ns(max(0, in_ns - born_ns + came.clock_shift_ns), self._drift_ppm)
-            if deadline_ns:
-                slack_ns = deadline_ns - age_ns
+            elapsed_ns: i64 = in_ns - born_ns + came.clock_shift_ns
+            age_ns = age_bound_ns(max(0, elapsed_ns), self._drift_ppm)
+        slack_ns: i64 = deadline_ns - age_ns if age_ns and deadline_ns else UNKNOWN_SLACK
         # As `overlay.trace.RECORD` has it.
         buffer = self._buffer
         buffer.append(event)

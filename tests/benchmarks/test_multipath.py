@@ -80,7 +80,9 @@ async def test_a_tiny_run_on_emulated_links(tmp_path):
     done = await isthmus(*command, "--resume", timeout_s=240)
     assert done.status == 0, done.errors
     result = json.loads(file.read_text())
-    assert result["cases"][0] == first["cases"][0] and len(result["pieces"]) == 2
+    # A row that the machine was too busy for is run again, any other is kept.
+    assert result["cases"][0] == first["cases"][0] or not first["cases"][0]["valid"]
+    assert len(result["pieces"]) == 2
     assert [(row["case"], row["policy"]) for row in result["cases"]] == [(5, "single"), (5, "adaptive")]
     for row in result["cases"]:
         assert row["lost"] == 0

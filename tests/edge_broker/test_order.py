@@ -33,11 +33,13 @@ class Egress:
             publishers=frozenset({77}),
             now_ns=NOW - 10 * SECOND_NS,
         )
+        # One that stays: an edge without any is cut off.
+        self.core.router_up("r2", Outbox(), NOW - 10 * SECOND_NS)
 
-    def receive(self, *sequences, now_ns=NOW, born_ns=None, publisher=77, router=""):
+    def receive(self, *sequences, now_ns=NOW, born_ns=None, publisher=77, router="", edge=""):
         born_ns = NOW - MS if born_ns is None else born_ns
         runs = [Run(1, encode_message(1, publisher, sequence, born_ns, b"x")) for sequence in sequences]
-        self.core.admit_from_broker(encode_batch(3, 5, 0, runs)[5:], 0, now_ns, router)
+        self.core.admit_from_broker(encode_batch(3, 5, 0, runs)[5:], 0, now_ns, router, edge)
         self.core.validate()
         return self.delivered(now_ns)
 
@@ -86,6 +88,45 @@ def test_it_waits_beyond_its_deadline_rather_than_lose_more_than_its_topic_toler
     assert egress.receive(7, now_ns=NOW + 200 * MS, born_ns=NOW) == []
     assert egress.core.release_held(NOW + 401 * MS), "a failover does not take that long: they are lost"
     assert egress.delivered() == [7]
+
+
+def _cut_off_with_a_gap():
+    """1 was delivered; 4 waits for 2 and 3 as the last routing broker goes."""
+    egress = Egress(deadline_ms=50, loss_tolerance=1)
+    egress.core.router_up("r1", Outbox(), NOW - SECOND_NS // 2)
+    assert egress.receive(1, router="r2") == [1]
+    assert egress.receive(4, router="r1") == []
+    egress.core.router_down("r1", NOW + 10 * MS)
+    egress.core.router_down("r2", NOW + 10 * MS)
+    return egress
+
+
+def test_while_cut_off_it_waits_rather_than_lose_more_than_its_topic_tolerates():
+    egress = _cut_off_with_a_gap()
+    assert egress.core.release_held(NOW + 5 * SECOND_NS) == set(), "2 and 3 wait at a routing broker"
+    back_ns = NOW + 6 * SECOND_NS
+    egress.core.router_up("r1", Outbox(), back_ns)
+    assert egress.receive(5, now_ns=back_ns, router="r1") == []
+    assert egress.core.release_held(back_ns + 900 * MS) == set()
+    egress.core.router_up("r2", Outbox(), back_ns + 910 * MS)
+    assert egress.receive(2, 3, now_ns=back_ns + 920 * MS, router="r2") == [2, 3, 4, 5]
+    assert egress.core.statistics().topics[0].lost == 0
+
+
+def test_what_has_not_come_a_second_after_a_cut_is_lost():
+    egress = _cut_off_with_a_gap()
+    back_ns = NOW + 6 * SECOND_NS
+    egress.core.router_up("r1", Outbox(), back_ns)
+    assert egress.core.release_held(back_ns + 999 * MS) == set()
+    assert egress.core.release_held(back_ns + SECOND_NS)
+    assert egress.delivered() == [4]
+
+
+def test_an_edge_that_others_reach_directly_is_not_cut_off():
+    egress = _cut_off_with_a_gap()
+    assert egress.receive(5, now_ns=NOW + 20 * MS, edge="ea") == []
+    assert egress.core.release_held(NOW + 20 * MS + SECOND_NS)
+    assert egress.delivered() == [4, 5]
 
 
 def test_best_effort_waits_half_as_long_because_nobody_sends_it_again():
