@@ -23,24 +23,34 @@ class NotWholeError(DriverError):
     """The overlay is not whole, however long one waits."""
 
 
-def is_settled(snapshot: Snapshot, topology: Topology, avoid: Collection[str] = ()) -> bool:
-    """Every topic has a primary and a backup, none of those to avoid, and its edges reach both."""
+def missing(snapshot: Snapshot, topology: Topology, avoid: Collection[str] = ()) -> str:
+    """What an overlay lacks to be whole; empty if it is.
+
+    Every topic has a primary and a backup, none of those to avoid, and its edges reach both.
+    """
     brokers = [broker for broker in snapshot.brokers if broker.name not in avoid]
-    if snapshot.leader in {"", *avoid} or any(broker.alive and not broker.ready for broker in brokers):
-        return False
+    if snapshot.leader in {"", *avoid}:
+        return "there is no leader"
+    for broker in brokers:
+        if broker.alive and not broker.ready:
+            return f"{broker.name} is not ready"
     alive = {broker.name for broker in brokers if broker.alive}
     links = {broker.name: set(broker.links_up) for broker in brokers}
     used = {item.topic for item in topology.publishers} | {item.topic for item in topology.subscribers}
-    for name in used:
+    for name in sorted(used):
         topic = snapshot.topic(name)
-        if topic is None or topic.primary == topic.backup:
-            return False
+        if topic is None:
+            return f"no edge knows {name}"
         serving = {topic.primary, topic.backup}
-        if not serving <= alive or any(target != topic.primary for target in topic.targets.values()):
-            return False
-        if any(not serving <= links[edge] for edge in topic.edges):
-            return False
-    return True
+        if len(serving) < 2 or not serving <= alive:
+            return f"{name} has primary {topic.primary or 'none'} and backup {topic.backup or 'none'}"
+        for edge, target in topic.targets.items():
+            if target != topic.primary:
+                return f"{edge} sends {name} to {target or 'nobody'}, its primary is {topic.primary}"
+        for edge in topic.edges:
+            if not serving <= links[edge]:
+                return f"{edge} is not connected to {', '.join(sorted(serving - links[edge]))} for {name}"
+    return ""
 
 
 async def wait_settled(
@@ -59,11 +69,12 @@ async def wait_settled(
     """
     since_s = 0.0
     previous: dict[str, tuple[str, str]] = {}
+    lacks = ""
 
     async def settled() -> Snapshot | None:
-        nonlocal since_s, previous
+        nonlocal since_s, previous, lacks
         snapshot = await take_snapshot(driver, avoid)
-        if not is_settled(snapshot, driver.topology, avoid):
+        if lacks := missing(snapshot, driver.topology, avoid):
             previous = {}
             return None
         now_s = time.monotonic()
@@ -74,7 +85,10 @@ async def wait_settled(
         return snapshot if now_s - since_s >= stable_s else None
 
     what = f"primary and backup of every topic {when}"
-    return await wait_for(settled, timeout_s, SETTLE_POLL_S, what, driver, observer)
+    try:
+        return await wait_for(settled, timeout_s, SETTLE_POLL_S, what, driver, observer)
+    except NotWholeError as error:
+        raise NotWholeError(f"{error}; at last {lacks or 'topics were still being moved'}") from None
 
 
 async def wait_for(

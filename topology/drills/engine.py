@@ -208,6 +208,7 @@ class _Play:
         except NotWholeError as error:
             if not self.happened:
                 raise
+            self.observer.say(f"{error}: no more faults")
             self.promises.append(whole_again(None, RECOVERY_S, str(error)))
             self.whole_ns = time.monotonic_ns()
             return False
