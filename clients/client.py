@@ -383,7 +383,7 @@ class Client:
                 endpoint.set_subscribers(message.subscribers)
         elif isinstance(message, QosChanged):
             if (changed := self._endpoints.get(message.endpoint)) is not None:
-                changed.set_qos(TopicQos.from_record(message.qos))
+                changed.set_served(message.qos)
                 if self._tracing is not None:
                     self._tracing.define_topic(changed)
         elif isinstance(message, Publishers):

@@ -1,9 +1,11 @@
 """What publishers and subscriptions share: being declared, being ended."""
 
 import asyncio
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from overlay.errors import CloseReason, ProtocolError, QosError
 from overlay.messages import Declare, Declared, EndpointKind, QosIntent
 from overlay.names import check_topic
 from overlay.qos import TopicQos
@@ -38,11 +40,19 @@ class Endpoint:
 
     def set_declared(self, message: Declared) -> None:
         """The edge broker knows this endpoint."""
+        self.set_served(message.qos)
         self.topic_id = message.topic_id
-        self.set_qos(TopicQos.from_record(message.qos))
         self._was_declared = True
         if not self._declared.done():
             self._declared.set_result(None)
+
+    def set_served(self, record: Mapping[str, object]) -> None:
+        """The edge broker says what the topic is served with; raises ProtocolError on anything else."""
+        try:
+            qos = TopicQos.from_record(record)
+        except QosError as error:
+            raise ProtocolError(CloseReason.BAD_MESSAGE, f"{self.topic}: {error}") from error
+        self.set_qos(qos)
 
     def set_qos(self, qos: TopicQos) -> None:
         """What the overlay serves the topic with from now on."""

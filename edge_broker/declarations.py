@@ -47,7 +47,7 @@ from overlay.messages import (
 )
 from overlay.names import check_topic
 from overlay.qos import NO_REQUEST, SubscriptionQos, TopicQos, explain_difference, strictest
-from overlay.resume import check_sender, positions_of, request_of
+from overlay.resume import check_sender, positions_of, read_resume
 from runtime.access import Action
 from runtime.link import Link
 
@@ -105,7 +105,14 @@ class Declarations:
     # From clients
 
     def declare(self, link: Link, message: Declare) -> None:
-        """A client declares an endpoint."""
+        """A client declares an endpoint. Raises ProtocolError on what no client of ours would say."""
+        if message.resume is not None:
+            positions_of(message.resume)
+        try:
+            check_topic(message.topic)  # before anybody keeps the name, writes it down or looks for rules
+        except InvalidNameError as error:
+            link.send(Refused(message.endpoint, _refusal_code(error), str(error)))
+            return
         if self._running[link] >= DECLARATIONS_MAX_PER_CLIENT:
             reason = (
                 f"{DECLARATIONS_MAX_PER_CLIENT} declarations of this client are being worked on, no more are "
@@ -257,7 +264,7 @@ class Declarations:
         broker = self._broker
         if link.role is Role.EDGE:
             check_sender(message, link.peer, broker.lan)
-        positions, request = positions_of(message.positions), request_of(message)
+        positions, request = read_resume(message)
         known = self._known.get(message.topic)
         if known is None or known.view is None or message.edge == broker.id:
             return
@@ -341,7 +348,7 @@ class Declarations:
                 f"this client has {ENDPOINTS_MAX_PER_CLIENT} endpoints, no more are allowed: "
                 "close some, or use a second client"
             )
-        name = check_topic(message.topic)
+        name = message.topic
         qos = TopicQos.from_record(message.qos) if message.qos is not None else None
         must_match = message.intent is QosIntent.MATCH
         if qos is not None and must_match:

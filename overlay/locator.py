@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Self
 
-from overlay.errors import InvalidNameError
+from overlay.errors import InvalidNameError, show
 
 
 class Locator(NamedTuple):
@@ -23,7 +23,7 @@ class Locator(NamedTuple):
         usable_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
         if not (separator and usable_host and usable_port):
             raise InvalidNameError(
-                f"address {text!r} cannot be used: give host:port with a port from 1 to 65535, "
+                f"address {show(text)} cannot be used: give host:port with a port from 1 to 65535, "
                 "for example 10.0.0.7:7400 or [::1]:7400"
             )
         return cls(host, int(port))

@@ -175,7 +175,7 @@ def _known_fields(what: str, known: set[str], record: object) -> dict[str, Any]:
     """The fields of a plain form, if it has no others."""
     if not isinstance(record, Mapping):
         raise QosError(f"{what} is {type(record).__name__}, expected a map of fields")
-    unknown = sorted(str(name) for name in record if name not in known)
+    unknown = sorted(str(name)[:40] for name in record if name not in known)[:8]
     if unknown:
         raise QosError(
             f"{what} has unknown fields {', '.join(unknown)}: known are {', '.join(sorted(known))}"

@@ -42,7 +42,7 @@ from overlay.locator import Locator
 from overlay.messages import ControlMessage, Hello, Prune, Resume, Role, Welcome
 from overlay.outbox import Ticket
 from overlay.qos import SubscriptionQos, strictest
-from overlay.resume import check_sender, request_of
+from overlay.resume import check_sender, read_resume
 from routing_broker.admission import AdmissionWatch, FlagChange, Interest, Network
 from routing_broker.core import RouterCore
 from routing_broker.mode import Mode
@@ -321,7 +321,7 @@ class RoutingBroker:
         In this order: whatever was dispatched before is retained where it came from, if it may not be lost.
         """
         check_sender(message, link.peer, link.lan)
-        request = request_of(message)
+        _, request = read_resume(message)
         if message.topic not in self._views:
             return
         self._subscribers[message.topic].expect((message.edge, message.lan, request), self.hub.clock())

@@ -404,9 +404,12 @@ class Connection(asyncio.Protocol):
         """Consume the proxy's answer to CONNECT; returns the bytes after it."""
         self._proxy_answer += data
         head, separator, rest = self._proxy_answer.partition(b"\r\n\r\n")
+        if len(head) > HANDSHAKE_FRAME_MAX_BYTES:
+            raise ProtocolError(
+                CloseReason.BAD_FRAME,
+                f"the proxy's answer does not end within {HANDSHAKE_FRAME_MAX_BYTES} bytes",
+            )
         if not separator:
-            if len(self._proxy_answer) > HANDSHAKE_FRAME_MAX_BYTES:
-                raise ProtocolError(CloseReason.BAD_FRAME, "the proxy's answer does not end")
             return b""
         status = head.split(b"\r\n", 1)[0].split(b" ", 2)
         if len(status) < 2 or status[1] != b"200":
@@ -420,7 +423,7 @@ class Connection(asyncio.Protocol):
         if isinstance(message, Close):
             self._peer_closed(message)
         elif self._state is _AWAIT_HELLO and isinstance(message, Hello):
-            if self.hub.holds(message):
+            if self.hub.holds(message, self.peer_certificate):
                 self._hold(message)
             else:
                 self._welcome(message)

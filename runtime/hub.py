@@ -289,6 +289,16 @@ class Hub:
 
     def admit_hello(self, hello: Hello, certificate: CertificateName | None = None) -> tuple[Link, Welcome]:
         """Check an introduction, let the handler find the link."""
+        principal = self._check_hello(hello, certificate)
+        link, welcome = self.handler.admit(hello)
+        if link.principal is not None and link.principal.name != principal.name:
+            # Whoever takes a client's name would get what waits for it.
+            raise ProtocolError(CloseReason.WRONG_IDENTITY, f"{hello.node} is another principal's client")
+        link.principal = principal
+        return link, replace(welcome, drift_ppm=self.identity.drift_ppm)
+
+    def _check_hello(self, hello: Hello, certificate: CertificateName | None) -> Principal:
+        """Who introduces itself so; raises ProtocolError if it is not let in."""
         if self._closing:
             raise ProtocolError(CloseReason.DRAINING, "this broker is shutting down: use another one")
         if len(self._connections) > self._connections_max:
@@ -309,21 +319,18 @@ class Hub:
             raise ProtocolError(
                 CloseReason.BAD_MESSAGE, f"incarnation {hello.incarnation}: it must be above 0"
             )
-        principal = self._check_identity(hello, certificate)
-        link, welcome = self.handler.admit(hello)
-        if link.principal is not None and link.principal.name != principal.name:
-            # Whoever takes a client's name would get what waits for it.
-            raise ProtocolError(CloseReason.WRONG_IDENTITY, f"{hello.node} is another principal's client")
-        link.principal = principal
-        return link, replace(welcome, drift_ppm=self.identity.drift_ppm)
+        return self._check_identity(hello, certificate)
 
     def hold_edges(self, on_held: Callable[[str], None]) -> None:
         """Answer no edge broker until `answer_edges`; `on_held` is told the names of those that wait."""
         self._on_held = on_held
 
-    def holds(self, hello: Hello) -> bool:
-        """Whoever introduces itself so is answered later."""
-        return self._on_held is not None and hello.role is Role.EDGE
+    def holds(self, hello: Hello, certificate: CertificateName | None) -> bool:
+        """Whether a peer is answered later. Raises ProtocolError for one that is not let in at all."""
+        if self._on_held is None or hello.role is not Role.EDGE:
+            return False
+        self._check_hello(hello, certificate)
+        return True
 
     def hold(self, connection: Connection, hello: Hello) -> None:
         """One more that waits for its answer."""

@@ -218,6 +218,8 @@ class History:
     published: dict[int, Published] = field(default_factory=dict)
     subscribed: list[Subscribed] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    forgeries: list[str] = field(default_factory=list)
+    """Messages that nobody has published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,9 @@ class ClientProcess(Process):
         record = Subscribed(plan.name, self.name, self.starts, self.world.now_ns)
         self._history.subscribed.append(record)
         async for message in subscription:
+            if len(message.payload) != _BORN.size:
+                self._history.forgeries.append(f"{plan.name}: {message.payload[:64]!r} to {self.name}")
+                continue
             (born_ns,) = _BORN.unpack(message.payload)
             record.messages.append(
                 Received(

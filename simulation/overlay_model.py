@@ -1,8 +1,11 @@
 """One overlay of a run: ZooKeeper, brokers, clients, and whether all is as it should be."""
 
 import asyncio
+import gc
 import logging
 import random
+import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -320,3 +323,16 @@ def close(overlay: SimulatedOverlay) -> None:
             process.loop.actor.kill()
     overlay.ensemble.close()
     asyncio._set_running_loop(None)
+
+
+def bury() -> None:
+    """Free what processes left. Their coroutines end in the middle of something, which is no news."""
+    report, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # What ends may let go of more.
+            while gc.collect():
+                continue
+    finally:
+        sys.unraisablehook = report

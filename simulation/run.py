@@ -2,9 +2,7 @@
 
 import gc
 import logging
-import sys
 import time
-import warnings
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +19,7 @@ from simulation.checkers import (
 )
 from simulation.faults import Faults
 from simulation.nodes import seconds
-from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, close
+from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, bury, close
 from simulation.schedule import LivelockError
 
 _logger = logging.getLogger(__name__)
@@ -99,25 +97,12 @@ def simulate(seed: int, ablation: Ablation | None = None, log: list[str] | None 
     try:
         with without(ablation):
             outcome = _Run(seed, log).outcome(began_s)
-        _bury()
+        bury()
     finally:
         gc.unfreeze()
         if collecting:
             gc.enable()
     return outcome
-
-
-def _bury() -> None:
-    """Free what processes left. Their coroutines end in the middle of something, which is no news."""
-    report, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # What ends may let go of more.
-            while gc.collect():
-                continue
-    finally:
-        sys.unraisablehook = report
 
 
 class _Run:
@@ -190,6 +175,7 @@ class _Run:
         if recovered:
             self._violations += self._wait_until_copies_are_gone()
         self._violations += [Violation("refusal", reason) for reason in overlay.history.refusals[:5]]
+        self._violations += [Violation("forgery", what) for what in overlay.history.forgeries[:5]]
 
     def _wait_until_copies_are_gone(self) -> list[Violation]:
         overlay = self._overlay

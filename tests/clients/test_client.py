@@ -11,13 +11,15 @@ from clients import (
     EdgeNotFoundError,
     Overflow,
     PayloadTooLargeError,
+    TopicQos,
     connect,
     connect_synchronously,
 )
 from clients.client import BACKLOG_MAX_BYTES
 from clients.subscription import QUEUE_MAX_MESSAGES
-from overlay.errors import InvalidNameError
+from overlay.errors import CloseReason, InvalidNameError
 from overlay.limits import PAYLOAD_MAX_BYTES
+from overlay.messages import Declared, QosChanged, Role
 from tests.integration.harness import eventually, overlay
 
 pytestmark = pytest.mark.integration
@@ -202,3 +204,15 @@ async def test_a_subscription_that_is_given_up_while_being_declared_leaves_nothi
     await eventually(lambda: sum(topic.subscribers.values()) == 1, "the edge has forgotten the other")
     await publisher.publish(b"open")
     assert (await subscription.receive(5)).payload == b"open"
+
+
+@pytest.mark.parametrize("frame", [QosChanged, Declared], ids=["changed", "declared"])
+async def test_an_edge_that_talks_nonsense_is_left_for_a_reason(lan, frame):
+    client = await lan.client("ea")
+    subscription = await client.subscribe("door")
+    (link,) = (link for link in lan.edges["ea"]._links.values() if link.role is Role.CLIENT)
+    arguments = (subscription.endpoint_id, 1) if frame is Declared else (subscription.endpoint_id,)
+    link.send(frame(*arguments, {"retention": "many"}))
+    await eventually(lambda: client._hub.closes[CloseReason.BAD_MESSAGE] == 1, "the client closes")
+    await eventually(lambda: client.is_connected, "it tries again")
+    assert subscription.qos == TopicQos()

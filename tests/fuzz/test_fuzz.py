@@ -8,18 +8,24 @@ import os
 import random
 import resource
 import tracemalloc
+from collections import Counter
 from contextlib import suppress
 
 import pytest
 
+from overlay.errors import CloseReason
+from simulation.nodes import ClientProcess, EdgeProcess, RouterProcess
 from tests.fuzz.connections import ConnectionFuzzer
 from tests.fuzz.mutation import INPUT_MAX_BYTES, Mutator
+from tests.fuzz.overlays import OverlayFuzzer
 from tests.fuzz.targets import STREAMS, TARGETS, Target
 
 SEED = int(os.environ.get("ISTHMUS_FUZZ_SEED", "1"))
 INPUTS = int(os.environ.get("ISTHMUS_FUZZ_INPUTS", "4000"))
 CONNECTION_SHARE = 12
-SHARES = sum(target.share for target in TARGETS) + CONNECTION_SHARE
+OVERLAY_SHARE = 6
+SHARES = sum(target.share for target in TARGETS) + CONNECTION_SHARE + 2 * OVERLAY_SHARE
+INPUTS_PER_OVERLAY = 150
 MEMORY_MAX_BYTES = 96 * 2**20
 """What all inputs of a target together may add to the process."""
 PEAK_MAX_BYTES = 64 * INPUT_MAX_BYTES
@@ -85,3 +91,28 @@ def test_a_connection_does_the_same_however_the_bytes_arrive(encrypted: bool, ce
                 error.add_note(f"connection, input {number} of seed {SEED}: {data[:4096]!r}")
                 raise
         assert fuzzer.opened and fuzzer.refused
+
+
+@pytest.mark.parametrize("well_formed", [True, False], ids=["frames", "bytes"])
+def test_brokers_and_clients_survive_what_their_peers_say(well_formed: bool) -> None:
+    rng = random.Random(f"{SEED}/overlay/{well_formed}")
+    mutator = Mutator(STREAMS, rng)
+    reached: Counter[type] = Counter()
+    closed = 0
+    count = count_of(OVERLAY_SHARE)
+    for first in range(0, count, INPUTS_PER_OVERLAY):
+        with OverlayFuzzer(SEED + first) as fuzzer:
+            for number in range(first, min(count, first + INPUTS_PER_OVERLAY)):
+                data = fuzzer.message(rng) if well_formed else mutator.next()
+                try:
+                    fuzzer.say(data, rng)
+                except BaseException as error:
+                    error.add_note(f"overlay, input {number} of seed {SEED}: {data[:4096]!r}")
+                    raise
+            fuzzer.go_on(5_000)  # what was begun comes to its end
+            fuzzer.validate()
+            reached += fuzzer.reached
+            closed += fuzzer.closes(CloseReason.BAD_MESSAGE if well_formed else CloseReason.BAD_FRAME)
+            # Nobody lets another send what its peers refuse.
+            assert not well_formed or not fuzzer.closes(CloseReason.FRAME_TOO_LARGE)
+    assert reached.keys() == {RouterProcess, EdgeProcess, ClientProcess} and closed

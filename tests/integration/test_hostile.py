@@ -1,6 +1,7 @@
 """Hostile peers against a real broker: each is stopped, and others do not notice."""
 
 import asyncio
+import logging
 import resource
 import socket
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from clients import TopicQos
 from overlay.codec import encode, encode_heartbeat
 from overlay.errors import CloseReason
 from overlay.framing import FrameReader
-from overlay.limits import HANDSHAKES_MAX_PER_ADDRESS, MIB
+from overlay.limits import HANDSHAKES_MAX_PER_ADDRESS, MIB, RESUME_PUBLISHERS_MAX
 from overlay.locator import Locator
 from overlay.messages import Declare, EndpointKind, FrameKind, Heartbeat, Hello, Role
 from tests.integration.harness import DEADLINE_S, eventually, overlay
@@ -117,6 +118,21 @@ async def test_a_length_of_four_gigabytes_is_refused_at_once(zookeeper_hosts, ch
             await loop.sock_sendall(sock, first + pack("<IB", 2**32 - 1, FrameKind.DATA))
             await hostile.until_closed(sock)
         assert edge.hub.closes[CloseReason.FRAME_TOO_LARGE] == 2
+
+
+@pytest.mark.parametrize("numbers", [3, 2 * RESUME_PUBLISHERS_MAX + 2], ids=["no pairs", "too many"])
+async def test_positions_that_no_client_would_name_end_the_connection_and_go_no_further(
+    zookeeper_hosts, chroot, caplog, numbers
+):
+    """An edge passes them on to others, who would end its links if the frame became too large for them."""
+    async with scene(zookeeper_hosts, chroot) as (edge, hostile, _):
+        sock = await hostile.connect()
+        declare = Declare(1, EndpointKind.SUBSCRIBER, "t", resume=tuple(range(numbers)))
+        await asyncio.get_running_loop().sock_sendall(sock, HELLO + encode(declare))
+        await hostile.until_closed(sock)
+        assert edge.hub.closes[CloseReason.BAD_MESSAGE] == 1
+        assert not edge.arrivals._arrivals
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_one_address_cannot_crowd_out_its_own_newcomers(zookeeper_hosts, chroot):

@@ -7,7 +7,7 @@ import yaml
 
 from clients import EdgeNotFoundError, RefusedError, TopicQos
 from overlay.errors import CloseReason
-from overlay.messages import Role
+from overlay.messages import Declare, EndpointKind, Role
 from runtime.tokens import Tokens
 from tests.integration.harness import eventually, overlay
 
@@ -123,6 +123,27 @@ async def test_a_client_does_what_its_rules_allow_and_nothing_else(
         assert (await subscription.receive(10)).payload == b"still mine"
         topic = testbed.topic_at("ea", "plant/1")
         assert topic.publishers[publisher.endpoint_id].principal == "alice"
+
+
+async def test_a_name_that_no_topic_can_have_is_refused_before_it_is_kept(
+    zookeeper_hosts, chroot, certificates, tmp_path, monkeypatch
+):
+    """Rules remember what they have decided, so that a stranger could fill the memory with long names."""
+    access = write_rules(tmp_path, Rule(["alice"], publish=["*-a*-b*"]))
+    async with overlay(zookeeper_hosts, chroot, certificates=str(certificates)) as testbed:
+        edge = await testbed.edge("ea", "a", access=access)
+        bob = await testbed.client("ea", certificates=certificates, principal="bob")
+        with pytest.raises(RefusedError, match="bob may not subscribe x"):
+            await bob.subscribe("x")
+        remembered = dict(edge.access._rules._decided)
+        answers = []
+        monkeypatch.setattr(bob, "on_control", lambda link, message: answers.append(message))
+        for number in range(5):
+            bob._link.send(Declare(number, EndpointKind.PUBLISHER, f"{number}" + "-a" * 100_000))
+        await eventually(lambda: len(answers) == 5, "all are refused")
+        assert {answer.code for answer in answers} == {"invalid_name"}
+        assert all(len(answer.reason) < 200 for answer in answers)
+        assert edge.access._rules._decided == remembered
 
 
 async def test_a_revoked_token_ends_connections_and_what_would_be_sent_again(

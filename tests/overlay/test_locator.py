@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.errors import InvalidNameError
+from overlay.errors import InvalidNameError, show
 from overlay.locator import Locator
 
 
@@ -44,7 +44,7 @@ def test_an_address_is_read(text: str, host: str, port: int) -> None:
 def test_a_bad_address_is_refused_with_the_address_the_limit_and_an_example(text: str) -> None:
     with pytest.raises(InvalidNameError) as caught:
         Locator.parse(text)
-    assert repr(text) in str(caught.value)
+    assert show(text) in str(caught.value)
     assert "from 1 to 65535" in str(caught.value)
     assert "10.0.0.7:7400" in str(caught.value)
 

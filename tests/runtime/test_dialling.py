@@ -134,8 +134,9 @@ async def test_a_connection_through_a_proxy_works_like_any_other(
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "the proxy answered b'HTTP/1.1 403 Forbidden'"),
         (b"what?\r\n\r\n", "the proxy answered b'what?'"),
         (b"x" * (HANDSHAKE_FRAME_MAX_BYTES + 1), "the proxy's answer does not end"),
+        (b"x" * (HANDSHAKE_FRAME_MAX_BYTES + 1) + b"\r\n\r\n", "the proxy's answer does not end"),
     ],
-    ids=["forbidden", "not HTTP", "endless"],
+    ids=["forbidden", "not HTTP", "endless", "long"],
 )
 async def test_a_proxy_that_refuses_is_named(world: World, answer: bytes, words: str) -> None:
     async def serve(peer: RawPeer) -> None:

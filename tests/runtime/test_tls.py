@@ -148,6 +148,18 @@ async def test_a_broker_that_claims_to_be_another_is_refused(
     await peer.close()
 
 
+async def test_nobody_waits_in_the_name_of_another(world: World, certificates: Path, secure: Node) -> None:
+    """A routing broker that comes back counts the edges that wait for it: only true ones."""
+    held: list[str] = []
+    secure.hub.hold_edges(held.append)
+    peer = await EncryptedPeer.connect(world, secure, Tls.of_broker(certificates, Role.EDGE, "a"))
+    answer = await peer.say(node="b")
+    assert isinstance(answer, Close)
+    assert answer.reason == CloseReason.WRONG_IDENTITY
+    assert held == []
+    await peer.close()
+
+
 @pytest.mark.parametrize("principal", ["", "alice"], ids=["no certificate", "a client's certificate"])
 async def test_a_broker_must_have_a_brokers_certificate(
     world: World, certificates: Path, secure: Node, principal: str
