@@ -95,7 +95,7 @@ soak: install ## An hour of churn; no broker may grow in memory, descriptors or 
 .PHONY: drills-table
 drills-table: ## Put the result of make drills into benchmarks/results and docs/drills.md
 	cp results/drills.json results/drills-machine.json benchmarks/results/
-	$(BIN)/python -m topology.drills.table benchmarks/results/drills.json docs/drills.md
+	$(BIN)/python -m topology.drills.table benchmarks/results/drills.json benchmarks/results/drills-machine.json docs/drills.md
 
 # More inputs, or those of another run: make fuzz INPUTS=1000000 SEED=7
 INPUTS ?= 100000

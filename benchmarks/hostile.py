@@ -36,6 +36,7 @@ DEADLINE_MS: Final = 100.0
 QOS: Final = TopicQos(period_ms=2, deadline_ms=DEADLINE_MS, loss_tolerance=0, retention=512)
 COUNTS: Final = {
     "silent": 10_000,
+    "idle": 10_000,
     "half-open": 5_000,
     "slow": 1_000,
     "huge-length": 200,

@@ -15,6 +15,7 @@ from typing import Final
 from clients import Client
 from overlay.codec import encode, encode_heartbeat
 from overlay.framing import FrameReader
+from overlay.limits import HEARTBEAT_INTERVAL_MAX_NS, SECOND_NS
 from overlay.locator import Locator
 from overlay.messages import Declare, EndpointKind, FrameKind, Heartbeat, Hello, Role
 from overlay.qos import BEST_EFFORT
@@ -24,6 +25,7 @@ _AGAIN_S: Final = 0.05
 _DRIP_S: Final = 0.1
 _ADDRESSES: Final = 24
 """Addresses silent connections come from, so that no limit of one address hides what they cost."""
+_IDLE_HEARTBEAT_NS: Final = HEARTBEAT_INTERVAL_MAX_NS
 _FLOOD_BYTES: Final = 200
 _FLOOD_BATCH: Final = 500
 
@@ -90,6 +92,44 @@ async def silent(target: Locator, count: int, topic: str) -> None:
 async def half_open(target: Locator, count: int, topic: str) -> None:
     """Connections that stop in the middle of their introduction."""
     await _keep_open(target, count, HELLO[: len(HELLO) // 2], spread=True)
+
+
+async def idle(target: Locator, count: int, topic: str) -> None:
+    """Clients that introduce themselves, stay alive, and have nothing else to say."""
+    loop = asyncio.get_running_loop()
+    clients: list[socket.socket] = []
+    for start in range(0, count, _AT_A_TIME):
+        came = await asyncio.gather(
+            *(_introduce(target, number) for number in range(start, min(count, start + _AT_A_TIME)))
+        )
+        clients += came
+    print("ready", flush=True)
+    while True:
+        # A few at a time: ten thousand that speak in the same moment are another attack.
+        pause_s = _IDLE_HEARTBEAT_NS / SECOND_NS / 2 / (1 + count // _AT_A_TIME)
+        for number, sock in enumerate(clients):
+            await loop.sock_sendall(sock, encode_heartbeat(Heartbeat(1, 0, 0, 0)))
+            with contextlib.suppress(BlockingIOError):
+                if not sock.recv(4096):
+                    raise ConnectionError("the broker has sent a client away that did nothing wrong")
+            if number % _AT_A_TIME == 0:
+                await asyncio.sleep(pause_s)
+
+
+async def _introduce(target: Locator, number: int) -> socket.socket:
+    sock = await _connect(target, number, spread=True)
+    if sock is None:
+        raise ConnectionError(f"client {number} was not let in")
+    loop = asyncio.get_running_loop()
+    incarnation = 1 + number
+    hello = Hello(Role.CLIENT, f"{incarnation:016x}", incarnation, _IDLE_HEARTBEAT_NS)
+    await loop.sock_sendall(sock, encode(hello))
+    reader = FrameReader()
+    while not (frames := reader.take_frames()):
+        reader.feed(await loop.sock_recv(sock, 4096))
+    if frames[0][0] != FrameKind.WELCOME:
+        raise ConnectionError(f"client {number} was not welcome")
+    return sock
 
 
 async def huge_length(target: Locator, count: int, topic: str) -> None:
@@ -180,6 +220,7 @@ async def sink(target: Locator, count: int, topic: str) -> None:
 
 KINDS: Final[dict[str, Callable[[Locator, int, str], Awaitable[None]]]] = {
     "silent": silent,
+    "idle": idle,
     "half-open": half_open,
     "slow": slow,
     "huge-length": huge_length,

@@ -65,6 +65,8 @@ REST_PER_WORK: Final = 2.0
 that are served can wait, messages cannot."""
 SCRUB_TOPICS: Final = 256
 """Topic records a leader reads again with each resync, in turn."""
+CATCH_UP_POLL_S: Final = 0.02
+"""How often it is looked whether all mirrors have read again."""
 
 TOPIC_ID_MAX: Final = 2**31 - 1
 

@@ -100,6 +100,10 @@ class Mirror(ABC, Generic[_View]):
         self._task: asyncio.Task[None] | None = None
         self._resync_timer: asyncio.TimerHandle | None = None
         self._last_read_s = 0.0
+        self._begun = 0
+        """Reads that have begun, and so the number of the last one."""
+        self._read_up_to = 0
+        """The last read that has come to its end, other than by a broken connection."""
         self._stop_listening = session.add_listener(self._on_session)
         settings.counters.mirrors += 1
         self._resync_share = settings.randomness.uniform(0.8, 1.2)
@@ -134,6 +138,15 @@ class Mirror(ABC, Generic[_View]):
     def is_behind(self) -> bool:
         """It waits to read or reads just now."""
         return not self._cancelled and (self._timer is not None or self._task is not None)
+
+    @property
+    def next_read(self) -> int:
+        """The number of the read that will know of everything hinted at so far."""
+        return self._begun + (self._task is None or self._hinted)
+
+    def has_read(self, number: int) -> bool:
+        """That read has come to its end and what it found been told; or nobody wants to know any more."""
+        return self._cancelled or self._read_up_to >= number
 
     def refresh(self) -> None:
         """Read everything again soon."""
@@ -205,9 +218,11 @@ class Mirror(ABC, Generic[_View]):
             self._settings.counters.busy -= 1
             return
         self._hinted = False
+        self._begun += 1
         self._task = self._session.spawn(self._work())
 
     async def _work(self) -> None:
+        number, ended = self._begun, True
         started_ns = self._session.clock()
         try:
             self._settings.counters.reads += 1
@@ -216,7 +231,7 @@ class Mirror(ABC, Generic[_View]):
             # The session's next state brings us back.
             self._forget_all()
             self._hinted = True
-            view = None
+            view, ended = None, False
         except CoordinationError as error:
             self._forget_all()
             self._settings.counters.failures += 1
@@ -232,6 +247,8 @@ class Mirror(ABC, Generic[_View]):
             self._view = view
             self._settings.counters.changes += 1
             self._call_back(view)
+        if ended:
+            self._read_up_to = number
         if self._hinted:
             self._schedule(self._settings.coalesce_s)
 

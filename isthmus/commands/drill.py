@@ -1,8 +1,10 @@
 """`isthmus drill`: faults on a testbed under load, with a verdict on every promise."""
 
 import asyncio
+import dataclasses
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,10 +72,13 @@ def drill(
     topology = topology or (CAMPAIGN_TOPOLOGY if name == "campaign" else DRILL_TOPOLOGY)
     # Whatever ends this process, nobody must take an old result for the one of this run.
     results = [unknown(item.name, driver, seed, "the drill did not come to its end") for item in chosen]
+    began_s = time.monotonic()
+    plays = dict.fromkeys((item.name for item in chosen), 0)
     _write(json_file, name, results)
     for number, item in enumerate(chosen):
         folder = report_dir / item.name
         for _ in range(PLAYS_MAX if name == "all" else 1):
+            plays[item.name] += 1
             results[number] = _run_one(
                 console,
                 item,
@@ -84,7 +89,7 @@ def drill(
                 keep,
                 folder if report else None,
             )
-            _write(json_file, name, results)
+            _write(json_file, name, results, time.monotonic() - began_s, plays)
             if results[number].verdict is not Verdict.UNKNOWN:
                 break
     if name == "all":
@@ -238,10 +243,21 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _write(file: Path | None, name: str, results: Sequence[DrillResult]) -> None:
+def _write(
+    file: Path | None,
+    name: str,
+    results: Sequence[DrillResult],
+    elapsed_s: float = 0.0,
+    plays: Mapping[str, int] | None = None,
+) -> None:
     if file is not None:
         records = [result.to_record() for result in results]
-        content: dict[str, Any] = {"drills": records} if name == "all" else records[0]
-        if name == "campaign":
+        content: dict[str, Any] = records[0]
+        if name == "all":
+            again = [drill for drill, count in (plays or {}).items() if count > 1]
+            content = {"drills": records, "elapsed_s": round(elapsed_s, 1), "played_again": again}
+        elif name == "campaign":
             content["totals"] = totals(results[0])
+        elif name == "soak":
+            content["promises"] = [dataclasses.asdict(promise) for promise in results[0].promises]
         file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

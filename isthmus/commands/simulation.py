@@ -54,7 +54,10 @@ class SeedRange(click.ParamType[tuple[int | None, int]]):
 def sim(
     seed: int, seeds: tuple[int | None, int], ablation: str | None, log: Path | None, file: Path | None
 ) -> None:
-    """Run overlays in virtual time while everything goes wrong; fails if a promise is broken."""
+    """Run overlays in virtual time while everything goes wrong.
+
+    Exit status 0: every promise held; 1: one was broken; 2: a run could not be judged.
+    """
     lacking = None if ablation is None else Ablation(ablation)
     first, last = seeds
     numbers = range(seed, seed + last) if first is None else range(first, last + 1)
@@ -77,8 +80,8 @@ def sim(
         if len(numbers) > 1:
             result = {"summary": summarise(records), "machine": machine.describe(), "runs": records}
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if any(outcome.verdict != "held" for outcome in outcomes):
-        raise SystemExit(1)
+    verdicts = {outcome.verdict for outcome in outcomes}
+    raise SystemExit(1 if "broken" in verdicts else 2 if "unknown" in verdicts else 0)
 
 
 def _show(outcome: Outcome, ablation: str | None) -> None:

@@ -123,6 +123,35 @@ async def test_who_has_caught_up_has_read_what_was_written_before(zookeeper_host
         assert len(views[-1].endpoints) == 21
 
 
+async def test_catching_up_does_not_wait_for_a_moment_in_which_nothing_changes(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        coordinator, observer = await fleet.coordinator(), await fleet.coordinator()
+        views: dict[str, TopicView] = {}
+        for name in ("busy", "t"):
+            await coordinator.declare_topic(name)
+            observer.watch_topic(name, lambda view: views.update({view.record.name: view}))
+        await eventually(lambda: views.keys() == {"busy", "t"})
+        busy = observer._mirrors[-2]
+
+        async def never_rest() -> None:
+            while True:
+                busy.refresh()
+                await asyncio.sleep(0)
+
+        restless = asyncio.ensure_future(never_rest())
+        try:
+            for count in range(1, 6):
+                for name in ("busy", "t"):
+                    await coordinator.add_endpoint(name, publisher(), {})
+                await asyncio.wait_for(observer.catch_up(), 10)
+                assert busy.is_behind
+                assert [len(views[name].endpoints) for name in ("busy", "t")] == [count, count]
+        finally:
+            restless.cancel()
+
+
 async def test_a_change_nobody_hinted_at_is_found_by_the_resync(zookeeper_hosts: str, chroot: str) -> None:
     async with Fleet(zookeeper_hosts, chroot) as fleet:
         coordinator = await fleet.coordinator()

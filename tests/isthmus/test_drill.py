@@ -49,6 +49,9 @@ def test_what_cannot_be_played_is_unknown(name: str, tmp_path: Path) -> None:
     drills: list[dict[str, Any]] = content["drills"] if name == "all" else [content]
     assert {item["verdict"] for item in drills} == {"unknown"}
     assert len(drills) == (len(CATALOGUE) if name == "all" else 1)
+    if name == "all":
+        assert content["played_again"] == list(CATALOGUE)
+        assert content["elapsed_s"] >= 0
 
 
 def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":

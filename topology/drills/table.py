@@ -1,6 +1,6 @@
 """The table of drills in docs/drills.md, from the result of `isthmus drill all --json`.
 
-    python -m topology.drills.table RESULT.json DOCUMENT.md
+    python -m topology.drills.table RESULT.json MACHINE.json DOCUMENT.md
 
 replaces what stands between the two marks in the document; a test keeps both in step.
 """
@@ -18,9 +18,15 @@ BEGIN: Final = "<!-- table of drills: made by make drills-table -->"
 END: Final = "<!-- end of the table -->"
 
 
-def render(drills: Sequence[Mapping[str, Any]]) -> str:
-    """The result of all drills as a table."""
+def render(result: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    """The result of all drills as a table, under a line that says where it comes from."""
+    drills: Sequence[Mapping[str, Any]] = result["drills"]
+    again = ", ".join(f"`{name}`" for name in result["played_again"]) or "none"
     lines = [
+        f"Commit {machine['commit']}, {'compiled' if machine['compiled'] else 'interpreted'}, "
+        f"{machine['cores']} cores: {len(drills)} drills in {result['elapsed_s'] / 60:.1f} minutes, "
+        f"{again} played again.",
+        "",
         "| drill | what happens | verdict | longest silence, ms | sent | lost (most in a row) | twice | back "
         "| in time before / during / after, % |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|",
@@ -66,11 +72,12 @@ def main() -> None:
     """Write the table into the document."""
     parser = argparse.ArgumentParser(prog="table")
     parser.add_argument("result", type=Path)
+    parser.add_argument("machine", type=Path)
     parser.add_argument("document", type=Path)
     arguments = parser.parse_args()
-    drills = json.loads(arguments.result.read_text(encoding="utf-8"))["drills"]
+    result, machine = (json.loads(file.read_text("utf-8")) for file in (arguments.result, arguments.machine))
     text = arguments.document.read_text(encoding="utf-8")
-    arguments.document.write_text(insert(text, render(drills)), encoding="utf-8")
+    arguments.document.write_text(insert(text, render(result, machine)), encoding="utf-8")
 
 
 if __name__ == "__main__":
