@@ -8,12 +8,13 @@ import contextlib
 import resource
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from struct import pack
 from typing import Final
 
 from clients import Client
-from overlay.codec import encode, encode_heartbeat
+from overlay.codec import decode_heartbeat, encode, encode_heartbeat
 from overlay.framing import FrameReader
 from overlay.limits import HEARTBEAT_INTERVAL_MAX_NS, SECOND_NS
 from overlay.locator import Locator
@@ -125,10 +126,15 @@ async def _introduce(target: Locator, number: int) -> socket.socket:
     hello = Hello(Role.CLIENT, f"{incarnation:016x}", incarnation, _IDLE_HEARTBEAT_NS)
     await loop.sock_sendall(sock, encode(hello))
     reader = FrameReader()
-    while not (frames := reader.take_frames()):
-        reader.feed(await loop.sock_recv(sock, 4096))
-    if frames[0][0] != FrameKind.WELCOME:
-        raise ConnectionError(f"client {number} was not welcome")
+    frames: list[tuple[int, bytes]] = []
+    while len(frames) < 2:  # a welcome and a first heartbeat
+        data = await loop.sock_recv(sock, 4096)
+        reader.feed(data)
+        frames += reader.take_frames()
+        if not data or (frames and frames[0][0] != FrameKind.WELCOME):
+            raise ConnectionError(f"client {number} was not welcome")
+    theirs, now_ns = decode_heartbeat(frames[1][1]), time.monotonic_ns()
+    await loop.sock_sendall(sock, encode_heartbeat(Heartbeat(now_ns, theirs.sent_ns, now_ns, 0)))
     return sock
 
 

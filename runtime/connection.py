@@ -43,6 +43,7 @@ from overlay.locator import Locator
 from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Role, Welcome
 from overlay.urgency import UNORDERED, class_least_ns
 from runtime.datagrams import Channel, Seal
+from runtime.garbage import let_go
 from runtime.inbox import Waiting
 from runtime.kernel import host_answers, read_rest
 from runtime.link import Link
@@ -183,6 +184,8 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self.hub.connection_gone(self)
+        if self._transport is not None:
+            let_go(self._transport)
 
     # Called by the hub, links and brokers
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import socket
 import time
+import weakref
 from struct import pack
 
 import pytest
@@ -113,6 +115,26 @@ async def test_an_edge_that_is_held_for_too_long_is_let_go(
     assert close is not None and close.reason == CloseReason.HANDSHAKE_TIMEOUT
     server.hub.answer_edges()
     assert server.events == []
+
+
+async def test_a_connection_that_is_gone_leaves_nothing_to_the_garbage_collector(
+    world: World, server: Node
+) -> None:
+    node = await world.node("a")
+    link = await world.connect(node, server)
+    ends = [link.connection, server.links["a"].connection]
+    left = [weakref.ref(thing) for end in ends if end is not None for thing in (end, end._transport)]
+    assert len(left) == 4
+    gc.disable()
+    try:
+        await node.hub.close()
+        await server.until(lambda: ("down", "a", CloseReason.GOODBYE) in server.events)
+        del ends
+        await server.until(lambda: not server.hub._sockets)
+        await asyncio.sleep(0)
+        assert [thing() for thing in left] == [None] * 4
+    finally:
+        gc.enable()
 
 
 async def test_data_right_behind_the_introduction_is_taken(world: World, server: Node) -> None:
