@@ -14,7 +14,7 @@ from clients.awareness import Awareness, AwarenessEvent, Gap, SlowMessage
 from clients.endpoint import Endpoint
 from clients.errors import ClosedError
 from clients.resuming import Arrived, Resumption
-from overlay.history import History, Verdict
+from overlay.history import Histories, Verdict
 from overlay.limits import MILLISECOND_NS, RESUME_PUBLISHERS_MAX, SECOND_NS
 from overlay.messages import Declare, Declared, EndpointKind, Message
 from overlay.qos import SubscriptionQos, TopicQos
@@ -111,7 +111,7 @@ class Subscription(Endpoint):
         self._overflow = overflow
         self._queue: deque[ReceivedMessage] = deque()
         self._arrived = asyncio.Event()
-        self._histories: dict[int, History] = {}
+        self._histories = Histories()
         self._delivered = 0
         self._duplicates = 0
         self._late = 0
@@ -126,7 +126,7 @@ class Subscription(Endpoint):
         request = self._request.to_record() if self._request is not None else None
         resume = None
         if self._was_declared:
-            histories = islice(reversed(self._histories.items()), RESUME_PUBLISHERS_MAX)
+            histories = islice(self._histories, RESUME_PUBLISHERS_MAX)
             resume = tuple(number for item, history in histories for number in (item, history.highest))
         return replace(
             super().declaration(), request=request, watches=self._awareness is not None, resume=resume
@@ -206,8 +206,8 @@ class Subscription(Endpoint):
             delivered=self._delivered,
             duplicates=self._duplicates,
             late=self._late,
-            lost=sum(history.lost for history in self._histories.values()),
-            longest_loss_run=max((history.longest_gap for history in self._histories.values()), default=0),
+            lost=self._histories.lost,
+            longest_loss_run=self._histories.longest_gap,
             dropped=self._dropped,
             slow=self._slow,
             age_unknown=self._age_unknown,
@@ -239,7 +239,7 @@ class Subscription(Endpoint):
             self._resumption.served(self._client.clock())
 
     def _deliver_in_order(self, resumption: Resumption, arrived: Arrived) -> None:
-        history = self._history(arrived.message.publisher)
+        history = self._histories.of(arrived.message.publisher)
         for item in resumption.take(arrived, history, self.qos):
             self._accept_late(item)
         self._look_again(resumption, arrived.now_ns)
@@ -264,15 +264,9 @@ class Subscription(Endpoint):
         elif resumption.is_over(now_ns):
             self._resumption = None
 
-    def _history(self, publisher: int) -> History:
-        history = self._histories.get(publisher)
-        if history is None:
-            history = self._histories[publisher] = History()
-        return history
-
     def _accept(self, message: Message, age_ns: int | None, now_ns: int) -> Verdict:
         """Give the application a message if it is new."""
-        history = self._history(message.publisher)
+        history = self._histories.of(message.publisher)
         highest = history.highest
         verdict = history.judge(message.sequence)
         if verdict is not Verdict.NEW:

@@ -6,9 +6,10 @@ skipped is remembered as missing; if it still comes it is *late*: lost for the s
 counted apart from duplicates.
 """
 
+from collections.abc import Iterator
 from enum import IntEnum
 
-from overlay.limits import MISSING_SEQUENCES_MAX
+from overlay.limits import MISSING_SEQUENCES_MAX, PUBLISHERS_REMEMBERED_MAX
 
 
 class Verdict(IntEnum):
@@ -65,3 +66,49 @@ class History:
             missing[sequence] = None
         while len(missing) > MISSING_SEQUENCES_MAX:
             del missing[next(iter(missing))]
+
+
+class Histories:
+    """The histories of a topic's publishers, of which any number may come and go.
+
+    Those heard of lately are kept, up to a limit and as many again: when there are as many of them as may
+    be, they become the older ones, and the older ones before them are forgotten but for what they lost.
+    """
+
+    __slots__ = ("_longest_gap", "_lost", "_most", "_older", "_recent")
+
+    def __init__(self, most: int = PUBLISHERS_REMEMBERED_MAX) -> None:
+        self._most = most
+        self._recent: dict[int, History] = {}
+        self._older: dict[int, History] = {}
+        self._lost = 0
+        self._longest_gap = 0
+
+    def of(self, publisher: int) -> History:
+        """What was seen of this publisher; a new history for a new one."""
+        history = self._recent.get(publisher)
+        if history is None:
+            history = self._older.pop(publisher, None) or History()
+            if len(self._recent) >= self._most:
+                self._lost += sum(item.lost for item in self._older.values())
+                self._longest_gap = max(
+                    self._longest_gap, *(item.longest_gap for item in self._older.values()), 0
+                )
+                self._older, self._recent = self._recent, {}
+            self._recent[publisher] = history
+        return history
+
+    def __iter__(self) -> Iterator[tuple[int, History]]:
+        """Publishers and their histories, the youngest first."""
+        for group in (self._recent, self._older):
+            yield from reversed(group.items())
+
+    @property
+    def lost(self) -> int:
+        """Sequences skipped, of all publishers ever."""
+        return self._lost + sum(history.lost for _, history in self)
+
+    @property
+    def longest_gap(self) -> int:
+        """Most sequences skipped in a row, of all publishers ever."""
+        return max(self._longest_gap, *(history.longest_gap for _, history in self), 0)

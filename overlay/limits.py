@@ -109,6 +109,8 @@ ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
 RESUME_NS: Final = 2 * SECOND_NS
 """How long a subscriber that has come from another edge waits for what it has missed."""
+PUBLISHERS_REMEMBERED_MAX: Final = 16_384
+"""Publishers of a topic that a subscriber remembers, and as many again that it has heard of before those."""
 RESUME_PUBLISHERS_MAX: Final = 4_096
 """Publishers of whose messages a subscriber resumes at another edge, the youngest; 72 KiB of a frame."""
 MOVED_OVERLAP_NS: Final = 1 * SECOND_NS

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.history import History, Verdict
+from overlay.history import Histories, History, Verdict
 from overlay.limits import MISSING_SEQUENCES_MAX
 
 # Mostly small steps forwards and backwards, sometimes a gap larger than what is remembered.
@@ -101,3 +101,26 @@ def test_a_sequence_no_publisher_gives_changes_nothing() -> None:
     assert history.judge(-5) is Verdict.DUPLICATE
     assert (history.highest, history.lost) == (5, 0)
     history.validate()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), max_size=120),
+    st.integers(1, 5),
+)
+def test_publishers_that_come_and_go_are_forgotten_but_for_what_they_lost(
+    heard: list[tuple[int, int]], most: int
+) -> None:
+    histories, lost, longest_gap = Histories(most), 0, 0
+    lately: list[int] = []
+    for publisher, sequence in heard:
+        history = histories.of(publisher)
+        before = history.lost
+        history.judge(sequence)
+        lost += history.lost - before
+        longest_gap = max(longest_gap, history.longest_gap)
+        lately = [publisher, *(other for other in lately if other != publisher)][:most]
+        kept = dict(histories)
+        assert kept[publisher] is histories.of(publisher) is history
+        assert set(lately) <= kept.keys()
+        assert len(kept) <= 2 * most
+        assert (histories.lost, histories.longest_gap) == (lost, longest_gap)
