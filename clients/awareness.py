@@ -8,7 +8,8 @@ be *aware* (`subscribe(..., aware=True)`) gets events as well:
     MissedPeriod   a live publisher has not been heard for the topic's period and an allowance
 
 Whether a publisher lives is what the overlay says: one that left in order, or whose client has
-been gone for its liveliness, is not waited for.
+been gone for its liveliness, is not waited for. One that was never heard is waited for from when the
+edge broker first named it: declaring a publisher on a topic with a period is the promise to publish.
 """
 
 import asyncio
@@ -48,13 +49,17 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class MissedPeriod:
-    """A publisher that lives has not been heard for too long. Told once until it is heard again."""
+    """A publisher that lives has not been heard for too long. Told once until it is heard again.
+
+    Also of one that has declared itself and not published since, or whose messages never came here.
+    """
 
     topic: str
     publisher: int
     sequence: int
-    """The last that was heard."""
+    """The last that was heard; 0 if none was since the edge broker named the publisher."""
     silent_ms: float
+    """Since that one came, or since the publisher was named."""
     allowed_ms: float
 
 
@@ -72,7 +77,7 @@ class Awareness:
         self._arrived = asyncio.Event()
         self._allowed_ns: int | None = None
         self._heard: dict[int, tuple[int, int]] = {}
-        """By publisher: when it was last heard, and which sequence."""
+        """By publisher: when it was last heard, and which sequence; if never, when it was named, and 0."""
         self._silent: set[int] = set()
         """Publishers whose silence has been told."""
         self._live: frozenset[int] = frozenset()
@@ -96,12 +101,18 @@ class Awareness:
     def set_publishers(self, live: frozenset[int]) -> None:
         """Who publishes on the topic now.
 
-        Messages may be faster than this news, so only who was on the list before can have left.
+        Messages may be faster than this news, so only who was on the list before can have left. Who is
+        new on it and was not heard yet has a period and the allowance from now.
         """
         for publisher in self._live - live:
             self._heard.pop(publisher, None)
             self._silent.discard(publisher)
+        named = self._clock(), 0
+        for publisher in live - self._live:
+            self._heard.setdefault(publisher, named)
         self._live = live
+        if self._timer is None:
+            self._arm()
 
     def heard(self, publisher: int, sequence: int) -> None:
         """A message was delivered."""

@@ -89,7 +89,8 @@ class Client:
         principal: str = "",
         token: str = "",
     ) -> None:
-        """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it.
+        """`drift_ppm` is the most that this host's clock drifts; age bounds reckon with it, also those of
+        what this client publishes, whatever other nodes say of theirs.
 
         `certificates` is a folder with authority.pem: the connection is encrypted, and only edge brokers
         with a certificate are talked to. `principal` names the certificate in it that proves who we are;
@@ -225,7 +226,9 @@ class Client:
 
         A message is `slow` if it may be older than `limit_ms`, by default the topic's deadline. With
         `aware`, `subscription.next_event()` tells of slow messages, of gaps, and of live publishers
-        that were not heard for the topic's period and `allowance_ms`, by default the limit.
+        that were not heard for the topic's period and `allowance_ms`, by default the limit. A publisher
+        that was never heard counts from when the edge broker names it: whoever declares a publisher on a
+        topic with a period and does not publish is told of, too.
         """
         subscription = Subscription(
             self, self._new_endpoint_id(), topic, qos, overflow, request, limit_ms, allowance_ms, aware

@@ -311,7 +311,7 @@ class EdgeBroker:
         """Messages from a client or a broker."""
         if link.role is Role.CLIENT:
             count, touched = self.core.admit_from_client(
-                link.context, body, link.clock.shift_at(now_ns), now_ns
+                link.context, body, link.clock.shift_at(now_ns), now_ns, link.worse_drift_ppm
             )
             link.messages_received += count
             self._hold_back(link, touched)

@@ -70,7 +70,7 @@ from overlay.batch import (
     decode_batch_header,
 )
 from overlay.bounds import Delays, retention_without_replication
-from overlay.delay import add_shifts
+from overlay.delay import add_shifts, put_back_ns
 from overlay.errors import CloseReason, ProtocolError
 from overlay.limits import ENDPOINT_ID_MAX, RESUME_NS, SECOND_NS, UNSENT_MAX_MESSAGES
 from overlay.messages import EndpointKind
@@ -398,21 +398,24 @@ class EdgeCore:
     # Data
 
     def admit_from_client(
-        self, client: Peer, body: bytes, clock_shift_ns: int, now_ns: int
+        self, client: Peer, body: bytes, clock_shift_ns: int, now_ns: int, worse_drift_ppm: int = 0
     ) -> tuple[int, set[Peer]]:
         """Take a data frame from a local client: deliver, forward, retain.
 
-        `clock_shift_ns` is the link's. Returns the number of messages and the peers that got some.
+        `clock_shift_ns` is the link's, `worse_drift_ppm` what the client's clock drifts if that is more
+        than ours. Returns the number of messages and the peers that got some.
         """
         header = decode_batch_header(body)
         sampled = check_messages(body, header.messages, threshold_of(self._tracer))
         publishers = publishers_of(client.publishers, body)
-        data = on_our_clock(body, publishers, add_shifts(header.clock_shift_ns, clock_shift_ns), now_ns)
+        shift_ns = add_shifts(header.clock_shift_ns, clock_shift_ns)
+        data = on_our_clock(body, publishers, shift_ns, now_ns, worse_drift_ppm)
         self._accepted += len(publishers)
         came: Passage | None = None
         if sampled is not None and self._tracer is not None:
             # Stamps are on our clock already.
-            came = self._tracer.admit(sampled, client.bare_name, 0, now_ns, header.sent_ns, clock_shift_ns)
+            sent_ns = put_back_ns(header.sent_ns, clock_shift_ns, now_ns, worse_drift_ppm)
+            came = self._tracer.admit(sampled, client.bare_name, 0, now_ns, sent_ns, clock_shift_ns)
             self._tracer.remember(data, came)
         touched: set[Peer] = set()
         run_route: Route | None = None

@@ -15,6 +15,7 @@ from overlay.batch import (
     PUBLISHER_OFFSET,
     U32,
 )
+from overlay.delay import put_back_ns
 from overlay.errors import CloseReason, ProtocolError
 from overlay.messages import UNKNOWN_CLOCK_SHIFT
 
@@ -42,13 +43,20 @@ def publishers_of(publishers: Mapping[int, Publisher], body: bytes) -> list[Publ
     return found
 
 
-def on_our_clock(body: bytes, publishers: Sequence[Publisher], shift_ns: int, now_ns: int) -> bytes:
+def on_our_clock(
+    body: bytes, publishers: Sequence[Publisher], shift_ns: int, now_ns: int, worse_drift_ppm: int = 0
+) -> bytes:
     """The frame's body with all stamps brought to our clock; 0 where their age is not known.
+
+    `worse_drift_ppm` is what the client's clock drifts if that is more than ours. All who get its messages
+    from us reckon with ours: births at that client are put back by what its clock may have missed.
 
     What is known of a client's clock changes all the time, but a message is never older than one
     its publisher sent before it: stamps of a publisher never step back, and so never change the
     order of its messages.
     """
+    if worse_drift_ppm:
+        body = _put_back(body, shift_ns, now_ns, worse_drift_ppm)
     known = shift_ns != UNKNOWN_CLOCK_SHIFT
     data = BytesWriter()
     copied: i64 = 0
@@ -68,6 +76,23 @@ def on_our_clock(body: bytes, publishers: Sequence[Publisher], shift_ns: int, no
                 here_ns = publisher.born_ns = stamp_ns
         data.write(body[copied : offset + BORN_OFFSET])
         write_i64_le(data, here_ns)
+        copied = offset + BORN_END
+        offset += MESSAGE_HEADER_BYTES + (length & U32)
+    data.write(body[copied:])
+    return data.getvalue()
+
+
+def _put_back(body: bytes, shift_ns: int, now_ns: int, drift_ppm: int) -> bytes:
+    """The frame's body with births so early that the client's clock may have drifted so much since."""
+    data = BytesWriter()
+    copied: i64 = 0
+    offset: i64 = BATCH_HEADER_BYTES
+    end: i64 = len(body)
+    while offset < end:
+        born_ns: i64 = read_i64_le(body, offset + BORN_OFFSET)
+        length: i64 = read_i64_le(body, offset + LENGTH_WORD_OFFSET) >> 32
+        data.write(body[copied : offset + BORN_OFFSET])
+        write_i64_le(data, put_back_ns(born_ns, shift_ns, now_ns, drift_ppm))
         copied = offset + BORN_END
         offset += MESSAGE_HEADER_BYTES + (length & U32)
     data.write(body[copied:])

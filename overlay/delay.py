@@ -26,11 +26,22 @@ compare). What 3-5 add is the lower bound itself: how long our messages to the p
     age  <=  (now - born + sum of shifts) x (1 + drift of all clocks compared)
 
 Each hop adds its link's shift once per frame; only the end of the path multiplies (`age_bound_ns`).
-The factor covers what a shift alone does not: it is a statement about the clocks between a helper
-and now, and a message may have been born before that. By the helper's time the clocks of a hop may
-have drifted apart by 2 x drift x age since, and the last clock measures the age with its own drift.
+A shift is never below what the two clocks are really apart when the frame is taken, so the sum is at
+least what the nodes' own clocks have measured, each until the next node took the message. They may
+have been slow: that is what the factor is for. Where no clock is worse than it says, once the drift
+is enough; the factor counts all clocks compared, and what is more than once is a reserve.
+
+*Unlike clocks.* Whoever bounds an age reckons with the drift that it and the node before it state. A
+client whose clock is worse than its edge's has its births put back there (`put_back_ns`); from a
+broker whose clock is worse than ours nothing is learnt (`stay_unknown`). So no clock on the way of a
+known age is worse than the last one says.
+
+*Against the equations.* The telescoped bound is below equation 7 with the same helpers by no more than
+`telescoping_loss_ns`, which is rounding and what drift makes of drift, and above it, whichever helpers
+that takes, by no more than `drift_allowance_ns`.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM, MILLISECOND_NS, WIRE_NUMBER_BITS
@@ -40,6 +51,9 @@ LINKS_MAX: Final = 5
 """Links on the longest way: client, edge, primary, its backup after a crash, edge, client."""
 SHIFT_STEP_NS: Final = 10 * MILLISECOND_NS
 """A shift is reckoned for so far ahead, to be used as it is until then."""
+HOP_ROUNDING_NS: Final = 4
+"""What rounding makes of one hop: equation 1 rounds up twice and the time inside a node once, a shift is
+rounded once for all of that."""
 
 _WINDOW: Final = 64
 """Helpers per half of the rolling window whose smallest lower bound counts."""
@@ -58,6 +72,7 @@ class LinkClock:
         "_floor_ns",
         "_helpers",
         "_recent_least_ns",
+        "_stays_unknown",
         "_valid_until_ns",
         "_window_least_ns",
         "latest_received_ns",
@@ -80,6 +95,7 @@ class LinkClock:
         self._valid_until_ns = -1
         self._helpers = 0
         self._recent_least_ns = -1
+        self._stays_unknown = False
         self._window_least_ns = -1
 
     @property
@@ -93,6 +109,12 @@ class LinkClock:
             self._drift_ppm = drift_ppm
             self._valid_until_ns = -1
 
+    def stay_unknown(self) -> None:
+        """Learn nothing: the peer's clock may be worse than those who get the messages reckon with."""
+        self._stays_unknown = True
+        self._best_sent_ns = self.latest_sent_ns = self.latest_received_ns = -1
+        self.shift_ns = UNKNOWN_CLOCK_SHIFT
+
     @property
     def is_known(self) -> bool:
         """There has been a helper, so ages can be bounded."""
@@ -102,6 +124,8 @@ class LinkClock:
         """We sent a helper at `sent_ns`, the peer got it when its clock read `received_ns`."""
         if not 0 <= sent_ns <= now_ns or received_ns >> WIRE_NUMBER_BITS:
             return  # we never sent that; a peer that invents numbers is not believed
+        if self._stays_unknown:
+            return
         self.latest_sent_ns = sent_ns
         self.latest_received_ns = received_ns
         difference_ns = received_ns - sent_ns - self._floor_ns
@@ -143,15 +167,56 @@ class LinkClock:
         return self._best_difference_ns + self._apart_ns(until_ns - self._best_sent_ns)
 
     def _apart_ns(self, elapsed_ns: int) -> int:
-        """What two clocks can have drifted apart while ours measured this time, rounded up."""
-        drift_ppm = self._drift_ppm
-        return 2 * drift_ppm * elapsed_ns // (_MILLION - drift_ppm) + 1
+        return apart_ns(elapsed_ns, self._drift_ppm)
+
+
+def apart_ns(elapsed_ns: int, drift_ppm: int) -> int:
+    """What two clocks can have drifted apart while one of them measured this time, rounded up."""
+    return 2 * drift_ppm * elapsed_ns // (_MILLION - drift_ppm) + 1
 
 
 def age_bound_ns(elapsed_ns: int, drift_ppm: int) -> int:
     """How old a message can be at most; `elapsed_ns` is `now - born` plus all shifts on its way."""
     all_ppm = (2 * LINKS_MAX + 1) * drift_ppm
     return elapsed_ns + max(0, elapsed_ns) * all_ppm // (_MILLION - all_ppm) + 1
+
+
+def drift_allowance_ns(since_helpers_ns: Iterable[int], elapsed_ns: int, drift_ppm: int) -> int:
+    """Most that the bound is above equation 7, which bounds links with any helpers known to us.
+
+    `since_helpers_ns` has for each link how long before the frame came that helper had left, on the
+    receiver's clock; `elapsed_ns` is as in `age_bound_ns`. A shift takes both clocks to drift apart since
+    the helper, and for `SHIFT_STEP_NS` more; the factor is for all the age.
+    """
+    links_ns = sum(
+        apart_ns(since_ns + SHIFT_STEP_NS, drift_ppm) + HOP_ROUNDING_NS for since_ns in since_helpers_ns
+    )
+    return links_ns + age_bound_ns(elapsed_ns, drift_ppm) - elapsed_ns
+
+
+def telescoping_loss_ns(since_helpers_ns: Iterable[int], drift_ppm: int) -> int:
+    """Most that the bound is below equation 7 with the helpers that were chosen; times as above.
+
+    Equation 1 measures the time since the helper with both clocks, a shift with the receiver's alone.
+    The other one may have been fast: what it measures more is drift, and of that once more the drift.
+    """
+    return sum(
+        apart_ns(apart_ns(since_ns, drift_ppm), drift_ppm) // 2 + HOP_ROUNDING_NS
+        for since_ns in since_helpers_ns
+    )
+
+
+def put_back_ns(born_ns: int, clock_shift_ns: int, now_ns: int, drift_ppm: int) -> int:
+    """A birth on a peer's clock, so much earlier that the drift of that clock until now is covered.
+
+    What comes after us need not know of that drift, then. The shift is that to the peer; what is not
+    known stays so, and a drift of 0 covers nothing.
+    """
+    if not born_ns or not drift_ppm or clock_shift_ns == UNKNOWN_CLOCK_SHIFT:
+        return born_ns
+    measured_ns = max(0, now_ns - born_ns + clock_shift_ns)
+    earlier_ns = born_ns - measured_ns * drift_ppm // (_MILLION - drift_ppm) - 1
+    return earlier_ns or -1  # 0 would say that nothing is known
 
 
 def link_bound_ns(sent_ns: int, clock_shift_ns: int, now_ns: int, drift_ppm: int) -> int:

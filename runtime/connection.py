@@ -432,10 +432,10 @@ class Connection(asyncio.Protocol):
                 self._welcome(message)
         elif self._state is _HELLO_SENT and isinstance(message, Welcome):
             assert self.link is not None
-            drift_ppm = self._drift_ppm(message.drift_ppm)
+            _check_drift(message.drift_ppm)
             self.hub.admit_welcome(self.link, message, self.peer_certificate)
             self._replace_connection_of(self.link)
-            self.link.attach(self, message.incarnation, message.received, drift_ppm)
+            self._attach(self.link, message.incarnation, message.received, message.drift_ppm)
             self._open_datagrams(message)
             self._open(self.hub.heartbeat_ns_for(self.link))
         else:
@@ -462,7 +462,7 @@ class Connection(asyncio.Protocol):
             self.close(error.reason, error.detail)
 
     def _welcome(self, hello: Hello) -> None:
-        drift_ppm = self._drift_ppm(hello.drift_ppm)
+        _check_drift(hello.drift_ppm)
         link, welcome = self.hub.admit_hello(hello, self.peer_certificate)
         received = hello.received if hello.peer_incarnation == self.hub.identity.incarnation else 0
         link.check_resume(hello.incarnation, received)
@@ -471,7 +471,7 @@ class Connection(asyncio.Protocol):
         # What the connection before this one had brought counts by now.
         goes_on = hello.incarnation == link.peer_incarnation
         welcome = replace(welcome, received=link.received if goes_on else 0)
-        link.attach(self, hello.incarnation, received, drift_ppm)
+        self._attach(link, hello.incarnation, received, hello.drift_ppm)
         self._write(encode(self._with_datagrams(link, hello, welcome)))
         self._open(hello.heartbeat_ns)
 
@@ -493,13 +493,22 @@ class Connection(asyncio.Protocol):
             host = self._transport.get_extra_info("peername")[0]
             self.channel = port.open_channel(self, self._seal, theirs, (host, welcome.datagram_port))
 
-    def _drift_ppm(self, theirs_ppm: int) -> int:
-        """The worse of both clocks, as each side says of its own."""
-        if not 0 < theirs_ppm <= DRIFT_MAX_PPM:
-            raise ProtocolError(
-                CloseReason.BAD_MESSAGE, f"a clock drift of {theirs_ppm} ppm: it must be 1 to {DRIFT_MAX_PPM}"
+    def _attach(self, link: Link, incarnation: int, received: int, theirs_ppm: int) -> None:
+        """Give the link this connection; it reckons with the worse of both clocks, as each side says.
+
+        What a broker passes on has been measured by its clock, and nobody after us knows of that clock:
+        if it is worse than ours, ages are unknown. Births at a client are put back instead.
+        """
+        ours_ppm = self.hub.identity.drift_ppm
+        worse_ppm = theirs_ppm if theirs_ppm > ours_ppm else 0
+        link.attach(self, incarnation, received, max(ours_ppm, theirs_ppm), worse_ppm)
+        if worse_ppm and Role.CLIENT not in (link.role, self.hub.identity.role):
+            link.clock.stay_unknown()
+            log.warning(
+                "a broker's clock may drift more than ours, so the ages of messages from it are unknown: "
+                "give all brokers the same clock_drift_ppm, that of the worst clock",
+                extra={"peer": link.peer, "theirs_ppm": theirs_ppm, "ours_ppm": ours_ppm},
             )
-        return max(self.hub.identity.drift_ppm, theirs_ppm)
 
     def _replace_connection_of(self, link: Link) -> None:
         if link.connection is not None:
@@ -678,3 +687,11 @@ class Connection(asyncio.Protocol):
 def _numbered(number: int, data: bytes) -> bytes:
     """A data frame with its number, as it travels on a connection with a channel for datagrams."""
     return frame(_NUMBERED, NUMBER.pack(number) + data[FRAME_HEADER_BYTES:])
+
+
+def _check_drift(ppm: int) -> None:
+    """No peer may say that its clock is good for nothing, or perfect."""
+    if not 0 < ppm <= DRIFT_MAX_PPM:
+        raise ProtocolError(
+            CloseReason.BAD_MESSAGE, f"a clock drift of {ppm} ppm: it must be 1 to {DRIFT_MAX_PPM}"
+        )

@@ -84,6 +84,8 @@ class Link:
         self._again: list[bytes] = []
         self.clock = LinkClock()
         """Bounds the age of what the peer has stamped with its clock."""
+        self.worse_drift_ppm = 0
+        """What the peer says that its clock drifts, if that is more than ours; else 0."""
         self.on_acknowledged: Callable[[list[Ticket]], None] | None = None
         """Called when the peer has acknowledged frames: the outbox may have room again."""
         self.delays: DelayHistogram | None = None
@@ -159,12 +161,17 @@ class Link:
             self.outbox.check_received(received)
 
     def attach(
-        self, connection: "Connection", incarnation: int, received: int, drift_ppm: int = DRIFT_PPM
+        self,
+        connection: "Connection",
+        incarnation: int,
+        received: int,
+        drift_ppm: int = DRIFT_PPM,
+        worse_drift_ppm: int = 0,
     ) -> None:
         """A new connection is ready: find the frames the peer has not got yet.
 
         `received` is the peer's own count of our frames, even if we have forgotten sending them;
-        `drift_ppm` is the worse clock's of both sides.
+        `drift_ppm` is the worse clock's of both sides, `worse_drift_ppm` the same if that is the peer's.
         """
         if incarnation == self.peer_incarnation:
             self._again, tickets = self.outbox.resume(received)
@@ -175,6 +182,7 @@ class Link:
             self.numbers = Numbers()
             self.clock = LinkClock(drift_ppm)
         self.clock.assume_drift(drift_ppm)
+        self.worse_drift_ppm = worse_drift_ppm
         # The peer sends again all that follows what was received without a gap.
         self.numbers.ahead.clear()
         self.connection = connection

@@ -36,7 +36,7 @@ from isthmus.commands.doctor_security import check_security
 from isthmus.commands.findings import Finding, Level
 from isthmus.errors import explain_errors, run_async
 from overlay.discovery import DISCOVERY_GROUP, Announcement
-from overlay.limits import DRIFT_PPM
+from overlay.limits import DRIFT_MAX_PPM, DRIFT_PPM
 from runtime.clock import ClockReading, measure_drift, read_clocks
 from runtime.compiled import compiled_modules, stale_modules
 from runtime.discovery import Announcer, discover
@@ -319,7 +319,14 @@ def check_drift(seconds: float, read: Callable[[], ClockReading] = read_clocks) 
     if apart_ppm <= DRIFT_PPM:
         remedy = "measure longer with --clock-seconds to be sure"
         return Finding("clock drift", Level.WARNING, found, remedy)
-    remedy = f"give brokers --clock-drift-ppm {worst_ppm}, or their age bounds may be too small"
+    if worst_ppm > DRIFT_MAX_PPM:
+        remedy = f"repair it: age bounds reckon with at most {DRIFT_MAX_PPM} ppm"
+        return Finding("clock drift", Level.WARNING, found, remedy)
+    remedy = (
+        f"if brokers run here, give all brokers of the cluster --clock-drift-ppm {worst_ppm}, also those "
+        "elsewhere: ages of messages from a broker that states more than the next one are unknown. Clients "
+        f"here need connect(..., drift_ppm={worst_ppm}), or ages may be understated"
+    )
     return Finding("clock drift", Level.WARNING, found, remedy)
 
 

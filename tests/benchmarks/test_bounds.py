@@ -5,10 +5,16 @@ import statistics
 import pytest
 
 from benchmarks import bounds, bounds_cost, ring
-from benchmarks.bounds import PinnedClock, Settings, Tally
+from benchmarks.bounds import ALLOWED_MS, DELAYS_MS, PinnedClock, Settings, Tally
+from benchmarks.ring_regions import DRIFT_PPM
 from benchmarks.switching import ALL, PLACES
 from clients import ReceivedMessage
-from overlay.limits import MILLISECOND_NS
+from overlay.delay import drift_allowance_ns
+from overlay.limits import MILLISECOND_NS, SECOND_NS
+
+NOISE_MS = 5 * ALLOWED_MS
+"""What the error of a link's bound may be above half its round trip in a test: the machine is shared, and a
+link of a few samples may have had no helper that nobody held up. The benchmark itself allows a fifth."""
 
 
 def message(age_bound_ms: float | None, true_ms: int) -> ReceivedMessage:
@@ -57,6 +63,12 @@ async def test_no_bound_is_below_the_truth_and_links_are_bounded_closely() -> No
     assert result["messages"] >= 40_000
     assert result["below_truth"] == 0, bounds.summary(result)  # with by how much
     assert len(result["ways"]) == 6
+    ends = {link["node"] for link in result["links"]}
+    assert {f"client in {lan}" for lan in DELAYS_MS} < ends
+    assert len(ends) == len(DELAYS_MS) * 2 + 2, "clients, edges and two routing brokers tell of their links"
+    for link in result["links"]:
+        limit_ms = link["round_trip_ms"] / 2 + NOISE_MS
+        assert link["median_error_ms"] <= limit_ms, f"{link}\n{bounds.summary(result)}"
     assert all(way["least_error_ms"] > 0 for way in result["ways"])
     assert f"{result['messages']} messages, 0 bounds below" in bounds.summary(result)
 
@@ -70,6 +82,10 @@ async def test_optimised_bounds_follow_the_delay_and_unoptimised_ones_the_helper
         true, best, plain = (region[f"{name}_ms"] for name in ("true", "optimised", "unoptimised"))
         assert all(a <= b for a, b in zip(true, best, strict=True))
         assert all(a <= b for a, b in zip(true, plain, strict=True))
+        for a, b in zip(best, plain, strict=True):
+            # With heartbeats every 50 ms and ways of at most a second no latest helper is older than this.
+            allowed_ns = drift_allowance_ns([3 * SECOND_NS] * ring.NODES, round(a * 1e6), DRIFT_PPM)
+            assert a <= b + allowed_ns / 1e6, "optimised is never above unoptimised"
         errors = [b - a for a, b in zip(true, best, strict=True)]
         loose = [b - a for a, b in zip(true, plain, strict=True)]
         # The figures' point: with the best helper the error hardly depends on what helpers ran into.

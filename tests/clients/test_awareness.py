@@ -67,13 +67,52 @@ async def test_publishers_that_left_and_topics_without_a_period_may_be_silent():
     clock.advance(1_000)
     awareness._look()
     # Nobody has told of 9 yet: its message was faster than the news of it.
-    assert [event.publisher for event in events_of(awareness)] == [2, 9]
+    assert [(event.publisher, event.sequence) for event in events_of(awareness)] == [(2, 1), (9, 1), (3, 0)]
     awareness.heard(2, 2)
     awareness.allow(None, 50)
     assert awareness._timer is None
     clock.advance(1_000)
     awareness._look()
     assert not awareness.has_events
+
+
+async def test_a_live_publisher_that_was_never_heard_is_told_of_when_its_time_has_passed():
+    clock = ManualClock()
+    awareness = Awareness("door", clock)
+    awareness.allow(100, 50)
+    awareness.set_publishers(frozenset({7}))
+    assert awareness._timer is not None
+    clock.advance(149)
+    awareness.set_publishers(frozenset({7, 8}))  # the news of another one gives the first no more time
+    awareness._look()
+    assert not awareness.has_events, "it has been declared and may still publish in time"
+    clock.advance(1)
+    for _ in range(3):
+        awareness._look()
+    assert events_of(awareness) == [MissedPeriod("door", 7, 0, 150.0, 150.0)]
+    awareness.heard(7, 1)
+    clock.advance(149)
+    awareness._look()
+    assert events_of(awareness) == [MissedPeriod("door", 8, 0, 150.0, 150.0)], "named 149 ms after the other"
+    awareness.set_publishers(frozenset({8}))
+    awareness.set_publishers(frozenset({7, 8}))
+    clock.advance(150)
+    awareness._look()
+    assert events_of(awareness) == [MissedPeriod("door", 7, 0, 150.0, 150.0)], "it had left, and came back"
+    awareness.end()
+
+
+async def test_a_publisher_that_was_heard_before_it_was_named_keeps_its_time():
+    clock = ManualClock()
+    awareness = Awareness("door", clock)
+    awareness.allow(100, 50)
+    awareness.heard(7, 3)
+    clock.advance(100)
+    awareness.set_publishers(frozenset({7}))
+    clock.advance(50)
+    awareness._look()
+    assert events_of(awareness) == [MissedPeriod("door", 7, 3, 150.0, 150.0)]
+    awareness.end()
 
 
 async def test_the_loop_wakes_up_by_itself_when_a_period_is_missed():
@@ -115,6 +154,13 @@ async def clocks_known(*clients):
         await eventually(
             lambda client=client: client._link.clock.is_known, "the client knows its edge's clock"
         )
+
+
+def clocks_are_known_at(testbed, router, ingress, egress):
+    """The router knows the ingress edge's clock, the egress edge knows the router's."""
+    at_router = {link.peer: link.clock.is_known for link in testbed.routers[router].hub.links}
+    at_egress = {link.peer: link.clock.is_known for link in testbed.edges[egress].hub.links}
+    return at_router.get(ingress, False) and at_egress.get(router, False)
 
 
 async def publish_stamped(client, publisher):
@@ -191,14 +237,43 @@ async def test_bounds_survive_a_broken_connection_and_another_primary(lan):
 
     await eventually(bounded, "ages are known")
     for client in (sender, receiver):
+        connects = client.link_statistics().connects
         client._link.connection.abort(CloseReason.LOST, "a broken connection")
-        await eventually(lambda client=client: client.is_connected, "the client is back")
-        await clocks_known(client)
-    await eventually(bounded, "ages are known after reconnects")
+        # Published before anybody is connected again, so that it is the first on the new connection.
+        assert await bounded(), "the first message after a reconnect has a bound"
+        assert client.link_statistics().connects == connects + 1
     primary = lan.topic_at("ea", "door").primary
+    other = lan.topic_at("ea", "door").backup
+    await eventually(lambda: clocks_are_known_at(lan, other, "ea", "eb"), "the way by the backup is known")
     await lan.routers.pop(primary).close()
-    for _ in range(50):
-        await eventually(bounded, "ages are known on the way by the other routing broker")
+    for number in range(50):
+        assert await bounded(), f"message {number} by the other routing broker"
+
+
+@pytest.mark.integration
+async def test_a_client_with_a_worse_clock_than_all_others_is_not_believed_to_be_younger(lan):
+    """Its clock is slow by half a per cent, as it says, and its message ten seconds old."""
+    sender, receiver = await lan.client("ea", drift_ppm=5_000), await lan.client("eb")
+    subscription = await receiver.subscribe("door")
+    publisher = await sender.publisher("door")
+    await lan.wait_for_route("door", "ea", "eb")
+    await clocks_known(sender, receiver)
+
+    async def bounded():
+        now_ns = sender.clock()
+        clock, sender.clock = sender.clock, lambda: now_ns - 9_950 * MILLISECOND_NS
+        try:
+            await publisher.publish(b"open")
+        finally:
+            sender.clock = clock
+        message = await subscription.receive(10)
+        if message.age_bound_ms is None:
+            return False
+        passed_ms = (time.monotonic_ns() - now_ns) / MILLISECOND_NS
+        assert 10_000 <= message.age_bound_ms < 10_000 + passed_ms + 100
+        return True
+
+    await eventually(bounded, "the age is known")
 
 
 @pytest.mark.integration
@@ -248,8 +323,8 @@ async def test_without_a_helper_or_a_stamp_the_age_is_unknown(lan):
 async def test_an_aware_subscriber_learns_of_slow_messages_gaps_and_silence(lan):
     client = await lan.client("ea")
     await clocks_known(client)
-    qos = TopicQos(period_ms=50, deadline_ms=5_000)
-    subscription = await client.subscribe("door", qos, limit_ms=0.0001, allowance_ms=20, aware=True)
+    qos = TopicQos(period_ms=500, deadline_ms=5_000)
+    subscription = await client.subscribe("door", qos, limit_ms=0.0001, allowance_ms=200, aware=True)
     publisher = await client.publisher("door")
     await publisher.publish(b"open")
     event = await subscription.next_event(10)
@@ -263,7 +338,7 @@ async def test_an_aware_subscriber_learns_of_slow_messages_gaps_and_silence(lan)
     )
     event = await subscription.next_event(10)
     assert isinstance(event, MissedPeriod)
-    assert (event.publisher, event.sequence, event.allowed_ms) == (publisher.endpoint_id, 1, 70)
+    assert (event.publisher, event.sequence, event.allowed_ms) == (publisher.endpoint_id, 1, 700)
     publisher.sequence += 3
     await publisher.publish(b"shut")
     gap = await subscription.next_event(10)
@@ -273,6 +348,18 @@ async def test_an_aware_subscriber_learns_of_slow_messages_gaps_and_silence(lan)
     assert all(isinstance(event, SlowMessage | MissedPeriod) for event in left)
     with pytest.raises(ClosedError):
         await subscription.next_event()
+
+
+@pytest.mark.integration
+async def test_an_aware_subscriber_learns_of_a_publisher_that_never_publishes(lan):
+    sender, receiver = await lan.client("eb"), await lan.client("ea")
+    qos = TopicQos(period_ms=50, deadline_ms=5_000)
+    subscription = await receiver.subscribe("door", qos, allowance_ms=50, aware=True)
+    publisher = await sender.publisher("door")
+    event = await subscription.next_event(10)
+    assert isinstance(event, MissedPeriod)
+    assert (event.publisher, event.sequence, event.allowed_ms) == (publisher.endpoint_id, 0, 100)
+    assert event.silent_ms >= 100
 
 
 @pytest.mark.integration

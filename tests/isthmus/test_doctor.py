@@ -83,6 +83,8 @@ async def test_the_clock_alone_is_measured_for_as_long_as_asked() -> None:
         (-30.0, 90.0, False, Level.WARNING, "--clock-seconds"),
         (250.0, 1.5, False, Level.WARNING, "--clock-drift-ppm 252"),
         (-250.0, 1.5, False, Level.WARNING, "--clock-drift-ppm 252"),
+        (250.0, 1.5, False, Level.WARNING, "connect(..., drift_ppm=252)"),
+        (-20_000.0, 1.5, False, Level.WARNING, "at most 10000 ppm"),
         (0.0, 1.0, True, Level.WARNING, "measure again"),
     ],
 )
