@@ -35,6 +35,7 @@ from overlay.limits import (
     HEARTBEAT_INTERVAL_MAX_NS,
     HEARTBEAT_INTERVAL_NS,
     HEARTBEAT_SILENCE_NS,
+    MIB,
     MILLISECOND_NS,
     OUTBOX_MAX_BYTES,
     SUBSCRIBER_PENDING_BYTES,
@@ -46,7 +47,7 @@ from overlay.paths import IN_TIME_WANTED, Policy
 from runtime.errors import ConfigurationError
 from runtime.hub import Pace
 from runtime.tls import Tls
-from runtime.tracing import DEFAULT_SAMPLING, TraceSettings
+from runtime.tracing import DEFAULT_SAMPLING, QUOTA_BYTES, QUOTA_MIN_BYTES, TraceSettings
 
 _PREFIX = "ISTHMUS_"
 
@@ -96,6 +97,9 @@ class BrokerConfig:
     """Folder for traces; nothing is traced if empty."""
     trace_sample: float = DEFAULT_SAMPLING
     """Share of messages that are traced; must be the same at all nodes."""
+    trace_quota_mb: int = QUOTA_BYTES // MIB
+    """Most that segments of this broker may take in `trace_dir`, in MiB, and those that no broker which runs
+    there has written; the oldest are deleted beyond it."""
 
     @property
     def pace(self) -> Pace:
@@ -115,7 +119,9 @@ class BrokerConfig:
     @property
     def tracing(self) -> TraceSettings | None:
         """Where and how much to trace; None if nothing is traced."""
-        return TraceSettings(Path(self.trace_dir), self.trace_sample) if self.trace_dir else None
+        if not self.trace_dir:
+            return None
+        return TraceSettings(Path(self.trace_dir), self.trace_sample, self.trace_quota_mb * MIB)
 
     def tls(self, role: Role) -> Tls | None:
         """The broker's certificate, once it has its name; None without encryption."""
@@ -158,10 +164,7 @@ class BrokerConfig:
             raise ConfigurationError(
                 f"session_timeout_s is {self.session_timeout_s:g}: it must be between 1 and 60"
             )
-        if not 0 <= self.trace_sample <= 1:
-            raise ConfigurationError(
-                f"trace_sample is {self.trace_sample:g}: give a share of the messages between 0 and 1"
-            )
+        self._check_tracing()
         if self.log_style not in {"text", "json"}:
             raise ConfigurationError(f"log_style is {self.log_style!r}: use text or json")
         if self.log_level.lower() not in {"debug", "info", "warning", "error"}:
@@ -173,6 +176,17 @@ class BrokerConfig:
                 check_name("broker", self.id)
         except InvalidNameError as error:
             raise ConfigurationError(str(error)) from error
+
+    def _check_tracing(self) -> None:
+        if not 0 <= self.trace_sample <= 1:
+            raise ConfigurationError(
+                f"trace_sample is {self.trace_sample:g}: give a share of the messages between 0 and 1"
+            )
+        if self.trace_quota_mb < QUOTA_MIN_BYTES // MIB:
+            raise ConfigurationError(
+                f"trace_quota_mb is {self.trace_quota_mb}: it must be at least {QUOTA_MIN_BYTES // MIB}, "
+                "or segments do not fit; trace a smaller share with trace_sample if the disk is small"
+            )
 
 
 class SlowSubscriber(StrEnum):

@@ -12,6 +12,11 @@ can lock the file.
 
 A disk that is full or gone never disturbs the node: records are counted as lost, and told in the
 header of the next segment that can be written. So is what the disk quota deleted.
+
+The quota is for the segments of one broker, by its name, also those of its earlier processes. All
+clients of a folder, living and dead, share one quota, since their names never come again, and so do
+brokers that no longer run. Whoever deletes a segment locks it first: so does its writer while it is open and
+a shipper while it reads it, and nobody takes it from them.
 """
 
 import asyncio
@@ -26,7 +31,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, NamedTuple, Self
 
 from overlay.limits import DRIFT_PPM, MIB, SECOND_NS
 from overlay.trace import (
@@ -49,17 +54,31 @@ SEGMENT_MAX_BYTES: Final = 32 * MIB
 SEGMENT_MAX_AGE_NS: Final = 10 * SECOND_NS
 """A segment is closed after this time, so that a live view is not far behind."""
 QUOTA_BYTES: Final = 1024 * MIB
-"""Closed segments of one node on disk; the oldest are deleted beyond it."""
+"""Segments of one broker on disk, or of all clients; the oldest are deleted beyond it."""
+QUOTA_MIN_SEGMENTS: Final = 4
+"""So many segments of full size a quota must have room for."""
+QUOTA_MIN_BYTES: Final = QUOTA_MIN_SEGMENTS * SEGMENT_MAX_BYTES
+QUOTA_LOOKS: Final = 64
+"""A process looks at the folder again when it has closed this part of the quota."""
 WAITING_MAX_CHUNKS: Final = 8
 """Flushes of one node that may wait for the disk."""
+DRAFT_SUFFIX: Final = ".new"
+"""Of a segment that has no records yet; only a kill in that moment leaves one."""
 OPEN_SUFFIX: Final = ".open"
 CLOSED_SUFFIX: Final = ".segment"
 
-assert QUOTA_BYTES >= 4 * SEGMENT_MAX_BYTES
+_CLIENT_NAME: Final = re.compile(r"[0-9a-f]{16}")
+"""A client's node name is its random incarnation."""
+_SEGMENT_NAME: Final = re.compile(
+    rf"(.+)-(\d+)-(\d+)-\d+({'|'.join(map(re.escape, (DRAFT_SUFFIX, OPEN_SUFFIX, CLOSED_SUFFIX)))})"
+)
+"""Node, start and id of its process, suffix."""
+
+assert QUOTA_BYTES >= QUOTA_MIN_BYTES
 
 
 class TracingError(RuntimeShellError):
-    """A trace folder that cannot be used at all."""
+    """A trace folder or setting that cannot be used at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +101,18 @@ class TraceSettings:
     folder: Path
     sampling: float = DEFAULT_SAMPLING
     quota_bytes: int = QUOTA_BYTES
+    """For the segments of a broker, or of all clients that trace to this folder."""
     segment_bytes: int = SEGMENT_MAX_BYTES
     segment_age_ns: int = SEGMENT_MAX_AGE_NS
+
+    def __post_init__(self) -> None:
+        """Raises TracingError for a quota that segments do not fit into."""
+        least = QUOTA_MIN_SEGMENTS * self.segment_bytes
+        if self.quota_bytes < least:
+            raise TracingError(
+                f"quota_bytes is {self.quota_bytes}, but {QUOTA_MIN_SEGMENTS} segments of "
+                f"{self.segment_bytes} bytes need {least}: give at least that much, or smaller segment_bytes"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +253,9 @@ class _Disk:
 class _Writer:
     """Segment files of one node. Only the recorder's thread calls it."""
 
+    _closed_bytes: ClassVar[dict[tuple[Path, str], int]] = {}
+    """Of this process since it last looked at the quota, by folder and whose quota it is."""
+
     def __init__(
         self,
         settings: TraceSettings,
@@ -241,7 +273,11 @@ class _Writer:
         self._wall_ns = wall_ns
         self._host = host_clock()
         self._clock = f"{self._host}/{process_start()}"
-        self._stem = f"{file_name_of(node)}-{process_start()}-{os.getpid()}"
+        name = file_name_of(node)
+        self._stem = f"{name}-{process_start()}-{os.getpid()}"
+        self._broker = "" if _CLIENT_NAME.fullmatch(name) else name
+        # All clients of a folder share a quota, and within a process the looks at it.
+        self._quota_key = settings.folder, self._broker
         self._file: int | None = None
         self._path = Path()
         self._number = 0
@@ -298,7 +334,7 @@ class _Writer:
             deleted_segments=self.deleted_segments,
         )
         # Locked before it gets its name: whoever can lock an open segment knows that we are dead.
-        draft = self._path.with_suffix(".new")
+        draft = self._path.with_suffix(DRAFT_SUFFIX)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -337,27 +373,92 @@ class _Writer:
             self.closed_segments += 1
         finally:
             os.close(descriptor)
+            if self._quota_key in self._closed_bytes:
+                self._closed_bytes[self._quota_key] += self._written
 
     def _keep_quota(self) -> None:
-        """Delete the oldest closed segments of this node, also of earlier processes, beyond the quota."""
-        kept = re.compile(rf"{re.escape(file_name_of(self._node))}-\d+-\d+-\d+{re.escape(CLOSED_SUFFIX)}")
-        found = []
-        for path in self._settings.folder.iterdir():
-            if kept.fullmatch(path.name):
-                with contextlib.suppress(FileNotFoundError):  # a shipper may be at work too
-                    status = path.stat()
-                    found.append((status.st_mtime_ns, path.name, status.st_size, path))
-        found.sort()
-        excess = (
-            sum(size for _, _, size, _ in found) + self._settings.segment_bytes - self._settings.quota_bytes
-        )
-        for _, _, size, path in found:
-            if excess <= 0:
-                return
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-                self.deleted_segments += 1
-            excess -= size
+        """Delete the oldest segments beyond the quotas that are this node's business.
+
+        To look at every file of a folder takes a while if it has thousands: it is done when it may matter.
+        """
+        unseen = self._settings.quota_bytes // QUOTA_LOOKS
+        if self._closed_bytes.get(self._quota_key, unseen) < unseen:
+            return
+        self._closed_bytes[self._quota_key] = 0
+        own, shared = _find_segments(self._settings.folder, self._broker)
+        # What this process writes before it looks again must fit too.
+        room = self._settings.quota_bytes - self._settings.segment_bytes - unseen
+        deleted = _delete_oldest(own, room) + _delete_oldest(shared, room)
+        if deleted and not self.deleted_segments:
+            log.warning(
+                "oldest traces deleted to keep the quota: ship them in time, or raise it",
+                extra={"quota_mb": self._settings.quota_bytes // MIB, "path": str(self._settings.folder)},
+            )
+        self.deleted_segments += deleted
+
+
+class _Found(NamedTuple):
+    """A segment on disk; sorts by age."""
+
+    changed_ns: int
+    path: Path
+    size: int
+
+
+def _find_segments(folder: Path, broker: str) -> tuple[list[_Found], list[_Found]]:
+    """Segments of a broker, if one is named, and those of all clients and of brokers that do not run.
+
+    A broker in another container looks as if it did not run: then its segments count among the others.
+    """
+    found = []
+    runs: dict[tuple[str, str], bool] = {}
+    living = set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            named = _SEGMENT_NAME.fullmatch(entry.name)
+            if named is not None:
+                name, started, pid, suffix = named.groups()
+                if (started, pid) not in runs:
+                    runs[started, pid] = _start_of(pid) == int(started)
+                if runs[started, pid]:
+                    living.add(name)
+                # Its writer is about to lock a draft.
+                if suffix != DRAFT_SUFFIX or not runs[started, pid]:
+                    found.append((name, entry))
+    own: list[_Found] = []
+    shared: list[_Found] = []
+    for name, entry in found:
+        is_shared = name not in living or _CLIENT_NAME.fullmatch(name) is not None
+        group = own if name == broker else shared if is_shared else None
+        if group is not None:
+            with contextlib.suppress(FileNotFoundError):  # a shipper or another node may be at work too
+                status = entry.stat()
+                group.append(_Found(status.st_mtime_ns, Path(entry.path), status.st_size))
+    return own, shared
+
+
+def _delete_oldest(segments: list[_Found], room: int) -> int:
+    """Delete until the rest fits; returns how many this call has deleted."""
+    excess = sum(segment.size for segment in segments) - room
+    deleted = 0
+    for segment in sorted(segments):
+        if excess <= 0:
+            break
+        try:
+            with segment.path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                segment.path.unlink()
+            deleted += segment.path.suffix != DRAFT_SUFFIX
+        except FileNotFoundError:
+            pass  # somebody else was faster
+        except BlockingIOError:
+            # One that is open is being written and stays; one that is closed is being shipped and goes.
+            if segment.path.suffix != CLOSED_SUFFIX:
+                continue
+        except OSError:
+            continue  # of another user, for example
+        excess -= segment.size
+    return deleted
 
 
 def open_recorder(
@@ -388,8 +489,13 @@ def host_clock() -> str:
 
 def process_start() -> int:
     """When this process started, in clock ticks since boot; 0 where the system does not tell."""
+    return _start_of("self") or 0
+
+
+def _start_of(pid: str) -> int | None:
+    """When a process started; None if there is none."""
     try:
         # The command's name, in parentheses, may hold spaces: count from behind it.
-        return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError):
-        return 0
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None

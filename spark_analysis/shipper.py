@@ -5,34 +5,44 @@
     FOLDER/aside/                      what could not be read, with the reason in `segments`
     FOLDER/parquet/rows/date=2026-01-31/<segment>.parquet
     FOLDER/parquet/segments/<segment>.parquet
+    FOLDER/parquet/segments/deleted-by-quota.parquet
 
 A segment's Parquet file has the segment's name. It is written aside and renamed, and only then
 is the segment deleted. A shipper that is killed at any moment leaves a segment or its Parquet
 file or both; in the last case the next one finds the file there and only deletes the segment.
-So nothing is lost and nothing counted twice. A lock keeps two shippers from one folder.
+So nothing is lost and nothing counted twice. A lock keeps two shippers from one folder. A segment
+is locked while it is shipped, so that no node deletes it just then to keep its quota.
+
+A quota for what is shipped deletes the oldest, rows and all else of a segment at once, and counts
+(`spark_analysis.shipped`); without one nothing is deleted.
 """
 
 import contextlib
 import fcntl
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from overlay.trace import SegmentHeader, TraceError
 from spark_analysis.errors import AnalysisError
 from spark_analysis.schema import ARROW_SEGMENTS, ROWS_FOLDER, SEGMENTS_FOLDER
 from spark_analysis.segments import Segment, read_segment
+from spark_analysis.shipped import (
+    CLOSED_SUFFIX,
+    TALLY_STEM,
+    Deleted,
+    Places,
+    Quota,
+    finish_deleting,
+    write_whole,
+)
 
 PARQUET_FOLDER: Final = "parquet"
-ASIDE_FOLDER: Final = "aside"
 OPEN_SUFFIX: Final = ".open"
-CLOSED_SUFFIX: Final = ".segment"
 _LOCK_NAME: Final = ".shipper.lock"
 
 
@@ -48,6 +58,8 @@ class Shipment:
     """Of records that were not finished."""
     set_aside: list[str] = field(default_factory=list)
     """Segments that could not be read, each with the reason."""
+    deleted: Deleted = field(default_factory=Deleted)
+    """By the quota for what is shipped."""
 
     def to_record(self) -> dict[str, Any]:
         """As plain values."""
@@ -57,6 +69,8 @@ class Shipment:
             "salvaged": self.salvaged,
             "torn_bytes": self.torn_bytes,
             "set_aside": self.set_aside,
+            "deleted_segments": self.deleted.segments,
+            "deleted_bytes": self.deleted.size_bytes,
         }
 
 
@@ -65,16 +79,37 @@ def has_segments(folder: Path) -> bool:
     return any(path.suffix in {OPEN_SUFFIX, CLOSED_SUFFIX} for path in folder.iterdir())
 
 
-def ship(folder: Path, out: Path | None = None) -> Shipment:
-    """Ship every closed segment, and every open one whose writer is dead. Raises AnalysisError."""
+def tell_deleted(segments: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Split rows of `segments`: those of segments, and what a quota deleted of them, in a sentence."""
+    others = [row for row in segments if row["segment"] != TALLY_STEM]
+    told = [
+        f"{row['deleted_segments']} shipped segments, opened until {row['opened_at']:%Y-%m-%d %H:%M:%S}, "
+        "were deleted by `isthmus trace ship` to keep its quota: what they held is missing here"
+        for row in segments
+        if row["segment"] == TALLY_STEM
+    ]
+    return others, told
+
+
+def ship(folder: Path, out: Path | None = None, quota: Quota | None = None) -> Shipment:
+    """Ship every closed segment, and every open one whose writer is dead. Raises AnalysisError.
+
+    With a quota, the oldest that was shipped is deleted beyond it; give the same one to every pass.
+    """
     if not folder.is_dir():
         raise AnalysisError(f"{folder} is no folder: give the one that the nodes write their traces to")
     shipment = Shipment()
+    places = Places(folder, out or folder / PARQUET_FOLDER)
     try:
         with _only_shipper(folder):
+            finish_deleting(places)
             salvaged = _salvage(folder)
+            if quota is not None:
+                shipment.deleted += quota.begin(places)
             for path in sorted(folder.glob(f"*{CLOSED_SUFFIX}")):
-                _ship_segment(path, out or folder / PARQUET_FOLDER, path.name in salvaged, shipment)
+                size_bytes = _ship_segment(path, places, path.name in salvaged, shipment)
+                if quota is not None and size_bytes:
+                    shipment.deleted += quota.add(places, size_bytes)
     except OSError as error:
         raise AnalysisError(
             f"traces in {folder} cannot be shipped ({error}): free space or allow writing, then ship again"
@@ -102,33 +137,45 @@ def _salvage(folder: Path) -> set[str]:
     return salvaged
 
 
-def _ship_segment(path: Path, out: Path, salvaged: bool, shipment: Shipment) -> None:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return  # its node deleted it to keep its quota
+def _ship_segment(path: Path, places: Places, salvaged: bool, shipment: Shipment) -> int:
+    """Returns how much was written."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            return _ship_locked(path, file.read(), places, salvaged, shipment)
+    return 0  # its node deleted it to keep its quota
+
+
+def _ship_locked(path: Path, data: bytes, places: Places, salvaged: bool, shipment: Shipment) -> int:
+    entry = places.out / SEGMENTS_FOLDER / f"{path.stem}.parquet"
     try:
         segment = read_segment(data)
     except TraceError as error:
         facts = _facts(path.name, salvaged=salvaged, problem=str(error))
-        _write(out / SEGMENTS_FOLDER / f"{path.stem}.parquet", pa.Table.from_pylist([facts], ARROW_SEGMENTS))
-        aside = path.parent / ASIDE_FOLDER
-        aside.mkdir(exist_ok=True)
-        path.rename(aside / path.name)
+        size_bytes = _write_facts(entry, facts, path.stat().st_mtime_ns)
+        places.aside.mkdir(exist_ok=True)
+        path.rename(places.aside / path.name)
         shipment.set_aside.append(f"{path.name}: {error}")
-        return
+        return size_bytes + len(data)
     header = segment.header
     date = datetime.fromtimestamp(header.wall_ns / 1e9, UTC).date()
-    rows = out / ROWS_FOLDER / f"date={date}" / f"{path.stem}.parquet"
+    rows = places.out / ROWS_FOLDER / f"date={date}" / entry.name
+    size_bytes = 0
     if not rows.exists():
         facts = _facts(path.name, header, segment, salvaged=salvaged)
-        _write(out / SEGMENTS_FOLDER / rows.name, pa.Table.from_pylist([facts], ARROW_SEGMENTS))
-        _write(rows, segment.rows)
+        size_bytes = _write_facts(entry, facts, header.wall_ns)
+        size_bytes += write_whole(rows, segment.rows)
         shipment.segments += 1
         shipment.records += segment.rows.num_rows
         shipment.salvaged += salvaged
         shipment.torn_bytes += segment.torn_bytes
     path.unlink()
+    return size_bytes
+
+
+def _write_facts(entry: Path, facts: dict[str, Any], opened_ns: int) -> int:
+    """The date on disk tells a quota how old the segment is."""
+    return write_whole(entry, pa.Table.from_pylist([facts], ARROW_SEGMENTS), opened_ns)
 
 
 def _facts(
@@ -157,16 +204,3 @@ def _facts(
             "torn_bytes": segment.torn_bytes,
         }
     return facts
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Spark does not read files whose names begin with a dot.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, draft, compression="zstd")
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

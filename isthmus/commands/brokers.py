@@ -44,6 +44,9 @@ def broker_options(command: Command) -> Command:
             click.option("--drain-timeout-s", type=float, help="How long SIGTERM may take to drain."),
             click.option("--trace-dir", metavar="DIR", help="Write traces of messages here."),
             click.option("--trace-sample", type=float, help="Share of messages traced.  [default: 0.01]"),
+            click.option(
+                "--trace-quota-mb", type=int, help="Most that its segments take on disk.  [default: 1024]"
+            ),
             click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
             click.option("--log-style", type=click.Choice(["text", "json"])),
             click.option(

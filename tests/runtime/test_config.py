@@ -70,6 +70,20 @@ def test_text_from_the_environment_becomes_numbers_and_truth_values() -> None:
     assert (config.discovery_port, config.listen) == (1234, "0.0.0.0:7400")
 
 
+def test_the_quota_for_traces_comes_from_file_environment_or_flag(tmp_path: Path) -> None:
+    file = _write(tmp_path, "c.toml", '[edge]\ntrace_dir = "t"\ntrace_quota_mb = 200\n')
+    environment = {"ISTHMUS_TRACE_QUOTA_MB": "300"}
+    found = [
+        _edge(trace_dir="t"),
+        _edge(file),
+        _edge(file, environment),
+        _edge(file, environment, trace_quota_mb=400),
+    ]
+    quotas = [config.tracing.quota_bytes for config in found if config.tracing is not None]
+    assert quotas == [megabytes * 1024 * 1024 for megabytes in (1024, 200, 300, 400)]
+    assert _edge().tracing is None
+
+
 def test_the_real_environment_is_used_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_ID", "from-the-real-one")
     assert load_config(RouterConfig, "router").id == "from-the-real-one"
@@ -112,6 +126,9 @@ def test_a_file_without_the_section_changes_nothing(tmp_path: Path) -> None:
         ({"log_level": "loud"}, ["log_level is 'loud'", "use debug, info, warning or error"]),
         ({"log_style": "xml"}, ["log_style is 'xml'", "use text or json"]),
         ({"zookeeper": 2181}, ["--zookeeper is 2181", "give text"]),
+        ({"trace_quota_mb": 127}, ["trace_quota_mb is 127", "at least 128", "trace_sample"]),
+        ({"trace_quota_mb": -1}, ["trace_quota_mb is -1", "at least 128"]),
+        ({"trace_quota_mb": "1 GB"}, ["--trace-quota-mb is '1 GB'", "a whole number"]),
     ],
 )
 def test_a_bad_setting_is_refused_with_its_value_and_what_would_do(

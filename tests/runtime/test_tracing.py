@@ -23,7 +23,7 @@ from overlay.trace import (
     read_blocks,
 )
 from runtime import tracing
-from runtime.tracing import TraceRecorder, TraceSettings, TracingError
+from runtime.tracing import TraceRecorder, TraceSettings, TracingError, process_start
 
 
 class Clock:
@@ -41,10 +41,10 @@ def clock() -> Clock:
     return Clock()
 
 
-def recorder(folder: Path, clock: Clock, **settings: int) -> TraceRecorder:
+def recorder(folder: Path, clock: Clock, *, node: str = "edge/1", **settings: int) -> TraceRecorder:
     made = TraceRecorder(
         TraceSettings(folder, sampling=1.0, **settings),
-        "edge/1",
+        node,
         "edge",
         "plant",
         clock_ns=clock,
@@ -155,18 +155,119 @@ def test_the_quota_deletes_the_oldest_and_tells(tmp_path: Path, clock: Clock):
     assert read(last)[0].deleted_segments == deleted
 
 
-def test_the_quota_spares_other_nodes(tmp_path: Path, clock: Clock):
-    other = tmp_path / "edge_1-2-3-000001.segmented"
-    other.write_bytes(bytes(10_000))
-    foreign = tmp_path / "edge_10-2-3-000001.segment"
-    foreign.write_bytes(bytes(10_000))
-    own = tmp_path / "edge_1-2-3-000001.segment"
-    own.write_bytes(bytes(10_000))
+def put(folder: Path, name: str, age_s: int = 0, size: int = 10_000) -> Path:
+    """A segment that has not changed for so long."""
+    path = folder / name
+    path.write_bytes(bytes(size))
+    changed_ns = time.time_ns() - age_s * 1_000_000_000
+    os.utime(path, ns=(changed_ns, changed_ns))
+    return path
+
+
+def test_the_quota_spares_brokers_that_run(tmp_path: Path, clock: Clock):
+    other = put(tmp_path, "edge_1-2-3-000001.segmented")
+    running = put(tmp_path, f"edge_10-{process_start()}-{os.getpid()}-000001.segment")
+    earlier = put(tmp_path, "edge_10-2-3-000001.segment")
+    own = put(tmp_path, "edge_1-2-3-000001.segment")
     made = recorder(tmp_path, clock, segment_bytes=1_000, quota_bytes=4_000)
     record(made, range(1, 2))
     made.close()
-    assert other.exists() and foreign.exists()
+    assert other.exists() and running.exists() and earlier.exists()
     assert not own.exists()
+    assert made.statistics().deleted_segments == 1
+
+
+@pytest.mark.parametrize("node", ["edge/1", f"{7:016x}"])
+def test_what_clients_and_brokers_left_behind_shares_a_quota(tmp_path: Path, clock: Clock, node: str):
+    """Names of clients, and of brokers that were given none, never come again: nobody else deletes theirs."""
+    left = [
+        put(tmp_path, f"{name}-2-3-000001.segment", age_s)
+        for name, age_s in ((f"{5:016x}", 40), ("edge_host_ab12", 30), (f"{4:016x}", 20), (f"{6:016x}", 10))
+    ]
+    made = recorder(tmp_path, clock, node=node, segment_bytes=2_000, quota_bytes=25_000)
+    record(made, range(1, 2))
+    made.close()
+    assert [path.exists() for path in left] == [False, False, True, True]
+    (written,) = (path for path in tmp_path.iterdir() if path not in left)
+    assert read(written)[0].deleted_segments == made.statistics().deleted_segments == 2
+
+
+def test_clients_of_one_process_share_a_quota(tmp_path: Path, clock: Clock):
+    size = 100 * RECORD_BYTES
+    clients = [
+        recorder(tmp_path, clock, node=f"{number:016x}", segment_bytes=size, quota_bytes=6 * size)
+        for number in range(3)
+    ]
+    for turn in range(5):
+        for made in clients:
+            record(made, range(100))
+            made.flush()
+            wait_for(lambda made=made, turn=turn: made.statistics().segments == turn + 1, made)
+            assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 6 * size
+    for made in clients:
+        made.close()
+    deleted = sum(made.statistics().deleted_segments for made in clients)
+    assert deleted + len(list(tmp_path.iterdir())) == 15
+
+
+def test_a_folder_is_looked_at_only_when_enough_was_written(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    looks = []
+    real_look = tracing._find_segments
+    monkeypatch.setattr(
+        tracing, "_find_segments", lambda *arguments: looks.append(arguments) or real_look(*arguments)
+    )
+    made = recorder(tmp_path, clock, segment_bytes=RECORD_BYTES, quota_bytes=64 * 1_000)
+    for turn in range(20):
+        record(made, range(1))
+        made.flush()
+        wait_for(lambda turn=turn: made.statistics().segments == turn + 1, made)
+    made.close()
+    written = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert 1 < len(looks) <= 1 + written // 1_000
+
+
+def test_the_quota_takes_open_segments_of_the_dead_only(tmp_path: Path, clock: Clock):
+    dead = put(tmp_path, f"{5:016x}-2-3-000001.open", 20)
+    living = put(tmp_path, f"{6:016x}-2-3-000001.open", 30)
+    with living.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        made = recorder(tmp_path, clock, node=f"{7:016x}", segment_bytes=1_000, quota_bytes=4_000)
+        record(made, range(1, 2))
+        made.close()
+    assert living.exists() and not dead.exists()
+    assert made.statistics().deleted_segments == 1
+
+
+def test_drafts_of_the_dead_go_uncounted_and_those_of_the_living_stay(tmp_path: Path, clock: Clock):
+    dead = put(tmp_path, f"{5:016x}-2-3-000001.new", 20)
+    living = put(tmp_path, f"{6:016x}-{process_start()}-{os.getpid()}-000001.new", 30)
+    made = recorder(tmp_path, clock, node=f"{7:016x}", segment_bytes=1_000, quota_bytes=4_000)
+    record(made, range(1, 2))
+    made.close()
+    assert living.exists() and not dead.exists()
+    assert made.statistics().deleted_segments == 0
+
+
+def test_a_segment_that_is_being_shipped_is_not_deleted(tmp_path: Path, clock: Clock):
+    """It will be gone in a moment, so nothing else has to go in its place."""
+    shipped = put(tmp_path, f"{5:016x}-2-3-000001.segment", 20)
+    later = put(tmp_path, f"{6:016x}-2-3-000001.segment", 10)
+    with shipped.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        made = recorder(tmp_path, clock, segment_bytes=2_000, quota_bytes=15_000)
+        record(made, range(1, 2))
+        made.close()
+    assert shipped.exists() and later.exists()
+    assert made.statistics().deleted_segments == 0
+
+
+def test_a_quota_that_segments_do_not_fit_into_is_refused(tmp_path: Path):
+    with pytest.raises(
+        TracingError, match="quota_bytes is 3999, but 4 segments of 1000 bytes need 4000: give"
+    ):
+        TraceSettings(tmp_path, quota_bytes=3_999, segment_bytes=1_000)
 
 
 def test_a_full_disk_costs_records_and_nothing_else(
@@ -214,12 +315,15 @@ from overlay.trace import Event
 from runtime.tracing import TraceRecorder, TraceSettings
 
 made = TraceRecorder(
-    TraceSettings(Path(sys.argv[1]), sampling=1.0, segment_bytes=50_000),
-    "router-1", "router", "", clock_ns=time.monotonic_ns, wall_ns=time.time_ns,
+    TraceSettings(Path(sys.argv[1]), sampling=1.0, segment_bytes=50_000, quota_bytes=int(sys.argv[3])),
+    sys.argv[2], "router", "", clock_ns=time.monotonic_ns, wall_ns=time.time_ns,
 )
 made.log.define_topic(1, "valve", TopicQos())
 sequence = 0
 while True:
+    if made.is_behind:
+        time.sleep(0.001)
+        continue
     for _ in range(100):
         sequence += 1
         made.log.record(Event.RECEIVED, 1, 7, sequence)
@@ -229,17 +333,22 @@ while True:
 """
 
 
-def test_a_kill_loses_no_closed_segment_and_leaves_a_readable_open_one(tmp_path: Path):
+def kill_after(folder: Path, segments: int, node: str, quota_bytes: int) -> None:
+    """A process that writes traces until it has closed so many segments, and dies."""
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, str(folder), node, str(quota_bytes)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
-            if int(line) >= 5:
+            if int(line) >= segments:
                 break
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def test_a_kill_loses_no_closed_segment_and_leaves_a_readable_open_one(tmp_path: Path):
+    kill_after(tmp_path, 5, "router-1", 10_000_000)
     closed = sorted(tmp_path.glob("*.segment"))
     assert len(closed) >= 5
     sequences = [sequence for path in closed for sequence in read(path)[1]]
@@ -248,3 +357,16 @@ def test_a_kill_loses_no_closed_segment_and_leaves_a_readable_open_one(tmp_path:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert sequences == list(range(1, len(sequences) + 1))
+
+
+def test_clients_that_are_killed_one_after_the_other_stay_within_one_quota(tmp_path: Path):
+    quota_bytes = 400_000
+    for number in range(4):
+        kill_after(tmp_path, 4, f"{number:016x}", quota_bytes)
+        # The last block goes to a segment that was not full yet.
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= quota_bytes + 10_000
+    paths = list(tmp_path.iterdir())
+    names = {path.name.partition("-")[0] for path in paths}
+    assert f"{0:016x}" not in names and f"{3:016x}" in names
+    headers = [read(path)[0] for path in paths if path.suffix == ".segment"]
+    assert max(header.deleted_segments for header in headers) > 0
