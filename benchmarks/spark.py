@@ -165,6 +165,7 @@ class Checker:
             "deliveries",
             "lost",
             "longest_loss_run",
+            "unaccounted",
             "duplicates_dropped",
             "bound_violations",
         )
@@ -181,7 +182,7 @@ class Checker:
             # Messages that came twice crossed the link from the router twice: the first crossing counts.
             self._exactly(f"{name} count", row.get("count"), len(crossings))
             self._percentiles(name, row, crossings)
-        for total in ("messages", "lost", "bound_violations"):
+        for total in ("messages", "lost", "unaccounted", "bound_violations"):
             wanted = sum(getattr(topic, total) for topic in known.topics.values())
             self._exactly(total, self._report[total], wanted)
         self._exactly("problems", len([text for text in self._report["problems"] if "read" in text]), 0)

@@ -2,7 +2,10 @@
 
 Every topic has some publishers in one LAN and one subscriber in another; each message goes
 publisher, edge, router, edge, subscriber, all on one host's clock. Some messages are lost behind
-the router in runs of known length, some come twice, some bounds are planted too small.
+the router in runs of known length, some come twice, some bounds are planted too small. The stream of
+the first publisher of each topic dies before its end. The last publisher sends one more message long after
+that, which tells that the subscriber lives; of the last topic it does not, and what became
+of the others cannot be known.
 """
 
 from collections.abc import Mapping
@@ -26,6 +29,10 @@ DEADLINE_NS: Final = 60_000_000
 PERIOD_NS: Final = 1_000_000
 WALL_NS: Final = 1_700_000_000_000_000_000
 ROWS_MIN: Final = TOPICS * PUBLISHERS_PER_TOPIC * HOPS * 20
+LOST_AT_END: Final = LOSS_RUN_MAX + 1
+"""Messages of the first publisher of a topic, to its end."""
+PAUSE_NS: Final = 10_000_000_000
+"""Before the one last message of the last publisher; longer than anything is on its way."""
 _MEDIANS_NS: Final = (300_000, 100_000, 12_000_000, 200_000, 18_000_000, 100_000, 300_000)
 """To the edge, in it, to the router, in it, to the edge, in it, to the subscriber."""
 
@@ -40,6 +47,7 @@ class TopicAnswer:
     deliveries: int = 0
     lost: int = 0
     longest_loss_run: int = 0
+    unaccounted: int = 0
     duplicates_dropped: int = 0
     bound_violations: int = 0
     in_time: int = 0
@@ -87,7 +95,12 @@ def _publish(
         np.maximum(1, (median * draw.lognormal(0, 0.35, count)).astype(np.int64)) for median in _MEDIANS_NS
     ]
     lost = _losses(draw, count)
-    came = ~lost
+    dead = np.zeros(count, dtype=bool)
+    if publisher == 0:
+        dead[-LOST_AT_END:] = True
+    if publisher == PUBLISHERS_PER_TOPIC - 1 and topic < TOPICS - 1:
+        born_ns[-1] += PAUSE_NS
+    came = ~lost & ~dead
     age_ns = sum(took_ns[1:], took_ns[0])
     error_ns = draw.integers(1_000, 500_000, count)
     broken = np.zeros(count, dtype=bool)
@@ -97,6 +110,10 @@ def _publish(
 
     answer.messages += count
     answer.deliveries += int(came.sum())
+    if topic < TOPICS - 1:
+        lost |= dead
+    else:
+        answer.unaccounted += int(dead.sum())
     answer.lost += int(lost.sum())
     answer.longest_loss_run = max(answer.longest_loss_run, longest_run(lost))
     answer.duplicates_dropped += int(twice.sum())

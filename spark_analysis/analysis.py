@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -10,10 +11,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from spark_analysis import journeys, outages, summaries
+from overlay.trace import SCHEMA_VERSION
+from spark_analysis import endings, journeys, outages, summaries
 from spark_analysis.errors import AnalysisError
 from spark_analysis.histograms import middle_ns
-from spark_analysis.problems import find_problems
+from spark_analysis.problems import Sources, find_problems
 from spark_analysis.reading import Traces
 from spark_analysis.shipper import Shipment
 
@@ -23,8 +25,8 @@ SLOWEST: Final = 20
 """Deliveries whose whole way is shown."""
 VIOLATIONS_SHOWN: Final = 100
 TABLES_AT_A_TIME: Final = 4
-LATE_EXAMINED: Final = 300_000
-"""Late deliveries whose whole way is walked to see where they lost their time; a sample if there are more."""
+SLOW_EXAMINED: Final = 300_000
+"""Slow deliveries whose whole way is walked to see where they lost their time; a sample if there are more."""
 TIMELINE_BINS: Final = 240
 TIMELINE_BIN_MIN_US: Final = 100_000
 
@@ -74,27 +76,42 @@ def analyse(session: SparkSession, traces: Traces, shipment: Shipment, progress:
     """Read all traces of a run. Raises AnalysisError if there is nothing in them."""
     collector = _Collector()
     progress("reading traces")
-    rows = traces.rows
+    sources, rows = _sources(traces, shipment, collector)
     seen = summaries.nodes(rows).persist(StorageLevel.DISK_ONLY)
-    segments = collector.collect("segments", traces.segments.orderBy("segment"))
     clocks = collector.collect("clocks", seen.orderBy("node", "clock"))
     if not clocks:
         raise AnalysisError(f"the traces in {traces.location} hold no rows: was anything published?")
     kept = [seen]
     try:
-        return _analyse(session, rows, seen, segments, clocks, shipment, collector, kept, progress)
+        return _analyse(session, rows, seen, sources, clocks, collector, kept, progress)
     finally:
         for frame in kept:
             frame.unpersist()
+
+
+def _sources(traces: Traces, shipment: Shipment, collector: _Collector) -> tuple[Sources, DataFrame]:
+    """What is known of the segments, and the rows of those that this reader understands."""
+    segments = collector.collect("segments", traces.segments.orderBy("segment"))
+    # The version by itself: whatever else a later one has changed, that can be read.
+    versions = traces.segments.where(sf.col("schema") != SCHEMA_VERSION)
+    unknown = collector.collect("unknown_segments", versions.select("segment", "schema", "file"))
+    read = {row["file"] for row in (*segments, *unknown)}
+    sources = Sources(
+        segments=[row for row in segments if row["schema"] in (None, SCHEMA_VERSION)],
+        unknown=unknown,
+        # Of a table that was cut it is not known which files were read.
+        unread=[] if collector.cut else traces.unread_segments(read),
+        set_aside=shipment.set_aside,
+    )
+    return sources, traces.rows_without([row["file"] for row in unknown])
 
 
 def _analyse(
     session: SparkSession,
     rows: DataFrame,
     seen: DataFrame,
-    segments: list[Row],
+    sources: Sources,
     clocks: list[Row],
-    shipment: Shipment,
     collector: _Collector,
     kept: list[DataFrame],
     progress: Progress,
@@ -104,23 +121,27 @@ def _analyse(
         kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return kept[-1]
 
-    sampling = min((row["sampling"] for row in segments if row["sampling"] is not None), default=1.0)
+    sampling = min((row["sampling"] for row in sources.segments if row["sampling"] is not None), default=1.0)
     bin_us = timeline_bin_us(clocks)
     publishers = keep(journeys.publishers(rows))
     partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
     gathered = keep(journeys.gather(rows, publishers, partitions))
     numbered = None if sampling >= 1 else summaries.number_messages(gathered)
     streams = keep(summaries.streams(journeys.deliveries(gathered), numbered))
+    end_us = _end_us(clocks)
+    unfinished = keep(endings.unfinished(gathered, seen, endings.signs_of_life(rows), end_us))
+    ends = keep(endings.endings(gathered, unfinished, end_us))
     progress("topics")
     counted = keep(summaries.delivery_histogram(streams))
     found_rows = collector.collect_all(
         {
-            "topics": summaries.topics(summaries.published(gathered), counted, streams),
+            "topics": summaries.topics(summaries.published(gathered), counted, streams, ends),
+            "endings": _show_endings(ends),
             "ages": summaries.ages(counted),
             "lans": summaries.lans(counted),
         }
     )
-    topics, ages = found_rows["topics"], found_rows["ages"]
+    topics, ages, ended = found_rows["topics"], found_rows["ages"], found_rows["endings"]
     progress("hops and links")
     histogram = keep(summaries.leg_histogram(journeys.legs(gathered, seen)))
     found_rows = collector.collect_all(
@@ -132,26 +153,26 @@ def _analyse(
         }
     )
     hops, links = found_rows["hops"], found_rows["links"]
-    progress("late and slow messages")
-    late_count = sum((row["judged"] or 0) - (row["in_time"] or 0) for row in topics)
-    chosen = keep(_late_and_slowest(streams, late_count, collector))
+    progress("slow messages")
+    chosen = keep(_slow_and_slowest(streams, sum(row["slow"] for row in topics), collector))
     walked = keep(journeys.paths(chosen, gathered, seen))
     troubles = keep(summaries.trouble(rows, bin_us))
-    collector.collect_all(
+    found_rows = collector.collect_all(
         {
-            "blame": summaries.blame(walked.where("NOT in_time"), histogram),
+            "blame": summaries.blame(walked.where("slow"), histogram),
             "slowest": _show_paths(walked.orderBy(sf.desc("age_ns")).limit(SLOWEST)),
             "violations": _violations(gathered),
             "drops": summaries.drops(troubles),
-            "timeline": summaries.timeline(streams, troubles, bin_us),
+            "timeline": summaries.timeline(streams, troubles, ends, bin_us),
         }
     )
     progress("outages")
-    found, carriers = _outages(session, rows, streams, collector)
-    problems = find_problems(segments, clocks, links, topics, shipment.set_aside) + collector.cut
+    found, carriers = _outages(session, rows, streams, ends, collector)
+    problems = find_problems(sources, clocks, links, topics, ended) + collector.cut
+    tables = {"topics": topics, "hops": hops, "links": links, "blame": found_rows["blame"]}
     return Analysis(
         tables=collector.tables,
-        summary=_summarise(topics, hops, links, sampling, problems, found, carriers, ages),
+        summary=_summarise(tables, sampling, problems, found, carriers, ages),
         problems=problems,
         timeline_bin_us=bin_us,
         outages=found,
@@ -159,23 +180,23 @@ def _analyse(
     )
 
 
-def _late_and_slowest(streams: DataFrame, late_count: int, collector: _Collector) -> DataFrame:
-    """Deliveries whose whole way is walked: late ones, to see what made them late, and the slowest."""
-    late = streams.where("NOT in_time")
-    if late_count > LATE_EXAMINED:
+def _slow_and_slowest(streams: DataFrame, slow_count: int, collector: _Collector) -> DataFrame:
+    """Deliveries whose whole way is walked: slow ones, to see what made them slow, and the slowest."""
+    slow = streams.where("slow")
+    if slow_count > SLOW_EXAMINED:
         collector.cut.append(
-            f"of {late_count:,} late deliveries only about {LATE_EXAMINED:,} were asked where they lost "
+            f"of {slow_count:,} slow deliveries only about {SLOW_EXAMINED:,} were asked where they lost "
             "their time"
         )
-        late = late.sample(fraction=LATE_EXAMINED / late_count, seed=1)
+        slow = slow.sample(fraction=SLOW_EXAMINED / slow_count, seed=1)
     slowest = streams.where("age_ns IS NOT NULL").orderBy(sf.desc("age_ns")).limit(SLOWEST)
-    return late.unionByName(slowest).dropDuplicates(["publisher", "sequence", "subscriber"])
+    return slow.unionByName(slowest).dropDuplicates(["publisher", "sequence", "subscriber"])
 
 
 def _outages(
-    session: SparkSession, rows: DataFrame, streams: DataFrame, collector: _Collector
+    session: SparkSession, rows: DataFrame, streams: DataFrame, ends: DataFrame, collector: _Collector
 ) -> tuple[list[outages.Outage], list[Row]]:
-    silences = collector.collect("silences", outages.silences(streams))
+    silences = collector.collect("silences", outages.silences(streams, ends))
     found = outages.merge(outages.Silence(**silence) for silence in silences)
     shown = outages.longest(found)
     if not shown:
@@ -199,6 +220,25 @@ def timeline_bin_us(clocks: Iterable[Row]) -> int:
         if width_us // part >= wanted_us:
             return width_us // part
     return width_us
+
+
+def _end_us(clocks: Iterable[Row]) -> int:
+    """When the recording ended, by the calendar: with the last row of any node."""
+    last_at: datetime = max(row["last_at"] for row in clocks if row["last_at"] is not None)
+    return (last_at - datetime(1970, 1, 1, tzinfo=last_at.tzinfo)) // timedelta(microseconds=1)
+
+
+def _show_endings(ends: DataFrame) -> DataFrame:
+    """Streams that did not get all to the end, those with most losses first."""
+    return ends.select(
+        "topic",
+        sf.lower(sf.hex("publisher")).alias("publisher"),
+        "subscriber",
+        "last_us",
+        "alive_us",
+        "lost",
+        "unaccounted",
+    ).orderBy(sf.desc("lost"), sf.desc("unaccounted"), "topic", "publisher", "subscriber")
 
 
 def _plot_histogram(histogram: DataFrame) -> DataFrame:
@@ -262,21 +302,23 @@ def _violations(gathered: DataFrame) -> DataFrame:
 
 
 def _summarise(
-    topics: list[Row],
-    hops: list[Row],
-    links: list[Row],
+    tables: Mapping[str, list[Row]],
     sampling: float,
     problems: list[str],
     found: list[outages.Outage],
     carriers: list[Row],
     ages: list[Row],
 ) -> Row:
-    judged = sum((row["judged"] or 0) + (row["lost"] or 0) for row in topics if row["judged"])
-    in_time = sum(row["in_time"] or 0 for row in topics)
+    topics = tables["topics"]
+    rated = [row for row in topics if row["deadline_hit_pct"] is not None]
+    judged = sum(row["judged"] + (row["lost"] or 0) for row in rated)
+    in_time = sum(row["in_time"] for row in rated)
     return {
         "messages": sum(row["messages"] for row in topics),
-        "deliveries": sum(row["deliveries"] or 0 for row in topics),
+        "deliveries": sum(row["deliveries"] for row in topics),
         "lost": sum(row["lost"] or 0 for row in topics),
+        "unaccounted": sum(row["unaccounted"] for row in topics),
+        "slow": sum(row["slow"] for row in topics),
         "duplicates_dropped": sum(row["duplicates_dropped"] for row in topics),
         "bound_violations": sum(row["bound_violations"] for row in topics),
         "bounds_checked": sum(row["bounds_checked"] for row in topics),
@@ -284,13 +326,15 @@ def _summarise(
         "age": {name: ages[0][name] if ages else None for name in ("p50_ms", "p99_ms", "max_ms")},
         "sampling": sampling,
         "topics": topics,
-        "hops": [{name: value for name, value in row.items() if name != "place"} for row in hops],
-        "links": links,
+        "hops": [{name: value for name, value in row.items() if name != "place"} for row in tables["hops"]],
+        "links": tables["links"],
+        "blame": tables["blame"],
         "outages": [
             {
                 "number": outage.number,
                 "start_us": outage.start_us,
                 "duration_ms": outage.duration_ms,
+                "ended": outage.ended,
                 "streams": outage.streams,
                 "topics": outage.topics,
                 "lost": outage.lost,

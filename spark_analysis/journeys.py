@@ -20,6 +20,9 @@ PATH_LEGS_MAX: Final = 5
 
 _IS_PUBLISHED: Final = "role = 'client' AND event = 'dispatched' AND peer_in IS NULL"
 
+_AT_ROUTER: Final = "role = 'router' AND event IN ('received', 'dispatched', 'dropped')"
+"""It came to be sent on, not as a copy for the backup."""
+
 
 def publishers(rows: DataFrame) -> DataFrame:
     """The node, LAN and host of every publisher that was traced; small."""
@@ -41,7 +44,7 @@ def gather(rows: DataFrame, known_publishers: DataFrame, partitions: int) -> Dat
     row knows of its message `published_ns`, and what the nodes on its publisher's host proved: a bound
     says that the message was born no earlier than `in_ns - age_bound_ns`; on one clock the latest of
     these claims, `born_after_ns`, must not be after the time it was published. One row of each
-    message is its `first`.
+    message is its `first`, and `born_at` is when it was seen first, by the calendar.
     """
     same_host = sf.col("host") == sf.col("publisher_host")
     bounded = same_host & sf.col("age_bound_ns").isNotNull() & sf.col("in_ns").isNotNull()
@@ -50,6 +53,7 @@ def gather(rows: DataFrame, known_publishers: DataFrame, partitions: int) -> Dat
     return (
         rows.select(*_GATHERED)
         .withColumn("is_published", sf.expr(_IS_PUBLISHED))
+        .withColumn("at_router", sf.expr(_AT_ROUTER))
         .drop("role")
         .repartition(partitions, "publisher")
         .sortWithinPartitions("publisher", "sequence", "in_ns")
@@ -57,6 +61,7 @@ def gather(rows: DataFrame, known_publishers: DataFrame, partitions: int) -> Dat
         .withColumn("claim_ns", sf.when(bounded, sf.col("in_ns") - sf.col("age_bound_ns")))
         .withColumn("published_ns", sf.min(sf.when(sf.col("is_published"), sf.col("in_ns"))).over(whole))
         .withColumn("born_after_ns", sf.max("claim_ns").over(whole))
+        .withColumn("born_at", sf.min("at").over(whole))
         .withColumn("first", sf.row_number().over(of_message) == 1)
         .drop("is_published")
     )
@@ -161,7 +166,10 @@ def _roles(nodes: DataFrame, side: str) -> DataFrame:
 
 
 def deliveries(gathered: DataFrame) -> DataFrame:
-    """One row per message and subscriber. `age_ns` is true if `exact`, else the bound, else null."""
+    """One row per message and subscriber. `age_ns` is true if `exact`, else the bound, else null.
+
+    A message is `slow` if its bound is beyond the deadline, and `in_time` if its age is not.
+    """
     true_ns = sf.when(sf.col("host") == sf.col("publisher_host"), sf.col("in_ns") - sf.col("published_ns"))
     return (
         gathered.where("event = 'delivered'")
@@ -174,6 +182,7 @@ def deliveries(gathered: DataFrame) -> DataFrame:
             sf.col("lan").alias("subscriber_lan"),
             "publisher_lan",
             "at",
+            "born_at",
             "deadline_ns",
             "loss_tolerance",
             "period_ns",
@@ -181,7 +190,8 @@ def deliveries(gathered: DataFrame) -> DataFrame:
             sf.col("true_ns").isNotNull().alias("exact"),
             sf.coalesce("true_ns", "age_bound_ns").alias("age_ns"),
             (sf.col("age_bound_ns") - sf.col("true_ns")).alias("bound_error_ns"),
-            (sf.col("age_bound_ns") > sf.col("deadline_ns")).alias("slow"),
+            # Where only one of the two is known, that decides; what is late is always slow.
+            (sf.greatest("age_bound_ns", "true_ns") > sf.col("deadline_ns")).alias("slow"),
         )
         .withColumn("in_time", sf.col("age_ns") <= sf.col("deadline_ns"))
     )

@@ -1,8 +1,10 @@
 """Outages: times in which some subscribers got nothing though something was due.
 
 A stream (one publisher's messages at one subscriber) is silent when nothing came for three of its
-periods, and for 100 ms at least. Silences that overlap are one outage. What happened around it
-(who carried the messages before and after, deliveries, their ages) makes its timeline.
+periods, and for 100 ms at least, though something was published: it was lost, or came later by about that
+time. A publisher may pause as long as it likes. Silences that overlap are one outage. One that
+never ended belongs to the outage in which it began. What happened around an outage (who carried the
+messages before and after, deliveries, their ages) makes its timeline.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,6 +35,13 @@ class Silence:
     start_us: int
     end_us: int
     lost: int
+    ended: bool
+    """If not, `end_us` is the last that is known of the subscriber."""
+
+    @property
+    def joins_until_us(self) -> int:
+        """What begins until then is of the same outage: a stream that died does not swallow later ones."""
+        return self.end_us if self.ended else min(self.end_us, self.start_us + AROUND_US)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +55,45 @@ class Outage:
     topics: int
     lost: int
     longest_loss_run: int
+    ended: bool
+    """If not, some streams got nothing any more."""
+    resumed_us: int
+    """When those streams went on that did, or soon after the start if none did."""
 
     @property
     def duration_ms(self) -> float:
-        """From the last delivery before the first silence to the first one after the last."""
+        """From the last delivery before the first silence to the first one after the last, or to the end."""
         return (self.end_us - self.start_us) / 1_000
 
 
-def silences(stream_rows: DataFrame) -> DataFrame:
-    """Gaps between deliveries of a stream that are too long, the longest first, a bounded number."""
+def silences(stream_rows: DataFrame, endings: DataFrame) -> DataFrame:
+    """Times in which a stream got nothing though it should have, the longest first, a bounded number."""
     of_stream = Window.partitionBy("topic", "publisher", "subscriber")
     usual_ns = sf.coalesce(sf.col("period_ns"), sf.avg("gap_ns").over(of_stream))
+    silent_ns = sf.greatest(sf.lit(SILENT_NS), SILENT_PERIODS * sf.col("usual_ns"))
+    something_was_due = (sf.col("lost_before") > 0) | (sf.col("held_ns") > silent_ns - sf.col("usual_ns"))
     end_us = sf.unix_micros("at")
-    return (
-        stream_rows.withColumn("silent_ns", sf.greatest(sf.lit(SILENT_NS), SILENT_PERIODS * usual_ns))
-        .where("gap_ns > silent_ns")
+    between = (
+        stream_rows.withColumn("usual_ns", usual_ns)
+        .where((sf.col("gap_ns") > silent_ns) & something_was_due)
         .select(
             "topic",
             (end_us - sf.col("gap_ns") / 1_000).cast("long").alias("start_us"),
             end_us.alias("end_us"),
             sf.col("lost_before").alias("lost"),
+            sf.lit(True).alias("ended"),
         )
+    )
+    least_us = sf.greatest(sf.lit(SILENT_NS), SILENT_PERIODS * sf.col("period_ns")) / 1_000
+    at_end = endings.where((sf.col("lost") > 0) & (sf.col("alive_us") - sf.col("last_us") > least_us)).select(
+        "topic",
+        sf.col("last_us").alias("start_us"),
+        sf.col("alive_us").alias("end_us"),
+        "lost",
+        sf.lit(False).alias("ended"),
+    )
+    return (
+        between.unionByName(at_end)
         .orderBy(sf.desc(sf.col("end_us") - sf.col("start_us")))
         .limit(SILENCES_MAX)
     )
@@ -75,13 +102,13 @@ def silences(stream_rows: DataFrame) -> DataFrame:
 def merge(found: Iterable[Silence]) -> list[Outage]:
     """Silences that overlap become one outage; in order of time."""
     groups: list[list[Silence]] = []
-    end_us = 0
+    until_us = 0
     for silence in sorted(found, key=lambda silence: silence.start_us):
-        if not groups or silence.start_us > end_us:
+        if not groups or silence.start_us > until_us:
             groups.append([])
-            end_us = silence.end_us
+            until_us = silence.joins_until_us
         groups[-1].append(silence)
-        end_us = max(end_us, silence.end_us)
+        until_us = max(until_us, silence.joins_until_us)
     return [
         Outage(
             number=number,
@@ -91,6 +118,8 @@ def merge(found: Iterable[Silence]) -> list[Outage]:
             topics=len({silence.topic for silence in group}),
             lost=sum(silence.lost for silence in group),
             longest_loss_run=max(silence.lost for silence in group),
+            ended=all(silence.ended for silence in group),
+            resumed_us=max(silence.joins_until_us for silence in group),
         )
         for number, group in enumerate(groups, 1)
     ]
@@ -103,14 +132,14 @@ def longest(outages: Sequence[Outage]) -> list[Outage]:
 
 
 def around(session: SparkSession, outages: Sequence[Outage]) -> DataFrame:
-    """The outages as a small table, each with the width of its timeline's bins."""
+    """The outages as a small table, until they were over for most, each with the width of its bins."""
     return session.createDataFrame(
         [
             (
                 outage.number,
                 outage.start_us,
-                outage.end_us,
-                max(1_000, (outage.end_us - outage.start_us + 2 * AROUND_US) // BINS),
+                outage.resumed_us,
+                max(1_000, (outage.resumed_us - outage.start_us + 2 * AROUND_US) // BINS),
             )
             for outage in outages
         ],

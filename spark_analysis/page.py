@@ -10,6 +10,7 @@ from typing import Any, Final
 from spark_analysis import charts
 from spark_analysis.analysis import Analysis
 from spark_analysis.charts import NOTHING, milliseconds, number
+from spark_analysis.comparison import ALL, GONE, NEW, SAME
 from spark_analysis.histograms import RELATIVE_ERROR
 from spark_analysis.outages import describe_carriers, longest
 
@@ -89,7 +90,7 @@ _HEADINGS: Final = {
     "bound_p50_ms": "bound, median",
     "bound_p99_ms": "bound p99",
     "deadline_ms": "deadline",
-    "late_messages": "late messages",
+    "slow_messages": "slow messages",
     "lost_p50_ms": "lost, median",
     "lost_max_ms": "lost, most",
 }
@@ -107,7 +108,7 @@ def render(analysis: Analysis, source: str, comparison: Sequence[Row] = (), othe
         _timeline(analysis),
         _outages(analysis),
         _hops(analysis),
-        _late(analysis, names),
+        _slow(analysis, names),
         _lans(analysis),
         _places(analysis, names),
         f"<p class='note'>Percentiles are within {RELATIVE_ERROR:.1%} of the true ones; counts are exact. "
@@ -190,11 +191,15 @@ def _cards(summary: Row) -> str:
     broken = summary["bound_violations"]
     worst = max((row["longest_loss_run"] or 0 for row in summary["topics"]), default=0)
     over = any(row["within_tolerance"] is False for row in summary["topics"])
+    doubt = summary["unaccounted"] or any(row["lost"] is None for row in summary["topics"])
+    lost = f"lost, {worst} in a row at most"
+    if summary["unaccounted"]:
+        lost += f"; {number(summary['unaccounted'])} unaccounted"
     cards = [
         (number(summary["messages"]), "messages", ""),
         (number(summary["deliveries"]), "deliveries", ""),
         (NOTHING if hit is None else f"{hit:.2f} %", "within their deadlines", ""),
-        (number(summary["lost"]), f"lost, {worst} in a row at most", "bad" if over else "good"),
+        (number(summary["lost"]), lost, "bad" if over else "" if doubt else "good"),
         (number(summary["duplicates_dropped"]), "duplicates dropped", ""),
         (
             number(broken) if summary["bounds_checked"] else NOTHING,
@@ -224,8 +229,9 @@ def _comparison(rows: Sequence[Row], other: str) -> str:
     if not rows:
         return ""
     changed = sorted(
-        (row for row in rows if row["before"] != row["now"]),
-        key=lambda row: -abs(row["change_pct"] or math.inf),
+        (row for row in rows if row["status"] != SAME),
+        # Totals before all others.
+        key=lambda row: (row["what"] != ALL, -abs(row["change_pct"] or math.inf)),
     )
     columns = ("what", "measure", "before", "now", "change_pct")
     shown = [_in_words(row) for row in changed]
@@ -248,6 +254,8 @@ def _in_words(row: Row) -> Row:
         value = row[when]
         values[when] = milliseconds(value) if measure.endswith("_ms") else number(value)
     change = row["change_pct"]
+    if row["status"] in (NEW, GONE):
+        return values | {"change_pct": row["status"]}
     return values | {"change_pct": NOTHING if change is None else f"{change:+.1f} %"}
 
 
@@ -263,6 +271,7 @@ def _topics(analysis: Analysis) -> str:
         "lost",
         "longest_loss_run",
         "loss_tolerance",
+        "unaccounted",
         "duplicates_dropped",
         "bound_violations",
         "bound_error_p50_ms",
@@ -280,18 +289,24 @@ def _timeline(analysis: Analysis) -> str:
 
 def _outages(analysis: Analysis) -> str:
     if not analysis.outages:
-        return "<h2>Outages</h2><p>No subscriber waited longer than three periods and 100 ms.</p>"
+        return (
+            "<h2>Outages</h2><p>No subscriber waited longer than three periods and 100 ms for what was "
+            "published.</p>"
+        )
     around = analysis.rows("outage_timeline")
     parts = []
     shown = sorted(longest(analysis.outages), key=lambda outage: -outage.duration_ms)
     for outage in shown:
         words = (
-            f"Outage {outage.number}: {milliseconds(outage.duration_ms)}, {outage.streams} streams of "
+            f"Outage {outage.number}: {milliseconds(outage.duration_ms)}"
+            f"{'' if outage.ended else ' without end'}, {outage.streams} streams of "
             f"{outage.topics} topics, {outage.lost} lost, at most {outage.longest_loss_run} in a row; "
             f"routers: {describe_carriers(analysis.carriers, outage.number)}"
         )
         rows = [row for row in around if row["outage"] == outage.number]
-        chart = charts.outage_chart(f"plot-outage-{outage.number}", rows, outage.duration_ms)
+        chart = charts.outage_chart(
+            f"plot-outage-{outage.number}", rows, (outage.resumed_us - outage.start_us) / 1_000
+        )
         parts.append(f"<h3>{escape(words)}</h3>{chart}")
     head = f"<h2>Outages</h2><p class='note'>{len(analysis.outages)} in all, the longest first.</p>"
     folded = "".join(parts[OUTAGES_UNFOLDED:])
@@ -310,16 +325,19 @@ def _hops(analysis: Analysis) -> str:
     return f"<h2>Latency per hop</h2>{note}{plot}" + table(hops, ("hop", "count", *_MILLISECONDS), "hops")
 
 
-def _late(analysis: Analysis, names: _Names) -> str:
+def _slow(analysis: Analysis, names: _Names) -> str:
     blame = names.rename(analysis.rows("blame"))
-    words = "<h2>Where late messages lost their time</h2>"
+    words = "<h2>Where slow messages lost their time</h2>"
     if blame:
         words += table(
-            blame, ("place", "kind", "late_messages", "lost_p50_ms", "lost_max_ms"), "blame", BLAMED_SHOWN
+            blame, ("place", "kind", "slow_messages", "lost_p50_ms", "lost_max_ms"), "blame", BLAMED_SHOWN
         )
-        words += "<p class='note'>The part of the way that took most longer than its own median.</p>"
+        words += (
+            "<p class='note'>Slow: the age bound is beyond the topic's deadline. Named is the part of the "
+            "way that took most longer than its own median.</p>"
+        )
     else:
-        words += "<p>No message is known to have missed its deadline.</p>"
+        words += "<p>Every message that has a bound is proven to have met its deadline.</p>"
     return words + "<h2>The slowest messages</h2>" + charts.waterfall(names.rename(analysis.rows("slowest")))
 
 

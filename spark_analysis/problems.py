@@ -2,7 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
+
+from overlay.trace import SCHEMA_VERSION
+from spark_analysis.shipper import tell_deleted
 
 NAMED_MAX: Final = 5
 """Nodes or links that one sentence names."""
@@ -10,26 +14,43 @@ NAMED_MAX: Final = 5
 Row = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Where the rows came from, and what could not be read of it."""
+
+    segments: Sequence[Row]
+    """Those that could be read, and those that the shipper set aside."""
+    unknown: Sequence[Row] = ()
+    """Segments of a schema version that this reader does not know; their rows are left out."""
+    unread: Sequence[str] = ()
+    """Files that tell of segments and cannot be read."""
+    set_aside: Sequence[str] = ()
+    """By this run's own shipping, each with the reason."""
+
+
 def find_problems(
-    segments: Sequence[Row],
+    sources: Sources,
     clocks: Sequence[Row],
     links: Sequence[Row],
     topics: Sequence[Row],
-    set_aside: Sequence[str],
+    endings: Sequence[Row],
 ) -> list[str]:
     """Everything a reader of the report must know about its sources."""
-    problems = [
+    segments, deleted = tell_deleted(sources.segments)
+    problems = deleted + [
         f"segment {row['segment']} was set aside: {row['problem']}" for row in segments if row["problem"]
     ]
     told = {row["segment"] for row in segments if row["problem"]}
     problems += [
         f"segment {text.replace(': ', ' was set aside: ', 1)}"
-        for text in set_aside
+        for text in sources.set_aside
         if text.partition(":")[0] not in told
     ]
+    problems += _unreadable(sources)
     problems += _segment_losses([row for row in segments if not row["problem"]], clocks)
     problems += _clocks(clocks)
     problems += _missing(links, {row["node"] for row in clocks})
+    problems += _undelivered(topics, endings)
     rates = sorted({row["sampling"] for row in segments if row["sampling"] is not None})
     if len(rates) > 1:
         problems.append(
@@ -45,6 +66,43 @@ def find_problems(
         problems.append(
             f"{unknown} deliveries have no age: no bound was known, and no publisher on the same host "
             "was traced"
+        )
+    return problems
+
+
+def _unreadable(sources: Sources) -> list[str]:
+    problems = []
+    if sources.unknown:
+        versions = ", ".join(str(version) for version in sorted({row["schema"] for row in sources.unknown}))
+        problems.append(
+            f"{len(sources.unknown)} segments have schema version {versions}, this reader knows "
+            f"{SCHEMA_VERSION}: their rows are left out ({named(row['segment'] for row in sources.unknown)})"
+        )
+    if sources.unread:
+        problems.append(
+            f"{len(sources.unread)} files that tell of segments are damaged or empty "
+            f"({named(sources.unread)})"
+        )
+    return problems
+
+
+def _undelivered(topics: Sequence[Row], endings: Sequence[Row]) -> list[str]:
+    problems = []
+    silent = [row for row in topics if not row["deliveries"] and row["lost"] is None]
+    if silent:
+        problems.append(
+            f"{sum(row['messages'] for row in silent)} messages of {len(silent)} topics have no delivery in "
+            f"the traces ({named(row['topic'] for row in silent)}): nobody subscribed, no subscriber was "
+            "traced, or all were lost"
+        )
+    doubtful = [row for row in endings if row["unaccounted"]]
+    if doubtful:
+        count = sum(row["unaccounted"] for row in doubtful)
+        subscribers = list(dict.fromkeys(row["subscriber"] for row in doubtful))
+        problems.append(
+            f"{count} messages were published after the last delivery to "
+            f"{len(subscribers)} subscribers ({named(subscribers)}), which left or were cut off: the traces "
+            "do not tell which, and these are not counted as lost"
         )
     return problems
 
@@ -74,10 +132,31 @@ def _segment_losses(segments: Sequence[Row], clocks: Sequence[Row]) -> list[str]
         if any(most.values()):
             names = (name.partition(" ")[0] for name, count in most.items() if count)
             problems.append(f"{sum(most.values())} {text} ({named(names)})")
-    expected, read = sum(row["records"] or 0 for row in segments), sum(row["rows"] for row in clocks)
-    if read < expected:
+    return problems + _unread_rows(segments, clocks)
+
+
+def _unread_rows(segments: Sequence[Row], clocks: Sequence[Row]) -> list[str]:
+    """Per node, so that what is missing of one is not made up for by what is too much of another."""
+    expected: dict[tuple[str, str], int] = defaultdict(int)
+    read: dict[tuple[str, str], int] = defaultdict(int)
+    for row in segments:
+        expected[(row["node"], row["clock"])] += row["records"] or 0
+    for row in clocks:
+        read[(row["node"], row["clock"])] += row["rows"]
+    if any(node is None for node, _ in expected):
+        # Traces that were not shipped by nodes, but generated as a whole.
+        expected, read = {("", ""): sum(expected.values())}, {("", ""): sum(read.values())}
+    missing = sum(max(0, count - read.get(node, 0)) for node, count in expected.items())
+    surplus = sum(max(0, count - expected.get(node, 0)) for node, count in read.items())
+    problems = []
+    if missing:
         problems.append(
-            f"{expected - read} of {expected} rows could not be read: a Parquet file is damaged or gone"
+            f"{missing} of {sum(expected.values())} rows could not be read: a Parquet file is damaged or gone"
+        )
+    if surplus:
+        problems.append(
+            f"{surplus} of {sum(read.values())} rows are of segments that nothing is known of: a file that "
+            "tells of segments is damaged or gone"
         )
     return problems
 

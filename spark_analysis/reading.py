@@ -5,13 +5,15 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import functions as sf
 
 from overlay.trace import ROW_COLUMNS, SEGMENT_COLUMNS, Column
 from spark_analysis.errors import AnalysisError
@@ -52,7 +54,18 @@ class Traces:
 
     rows: DataFrame
     segments: DataFrame
+    """With the name of the `file` each is from; the rows of the segment are in another of that name."""
     location: str
+
+    def rows_without(self, files: Collection[str]) -> DataFrame:
+        """The rows of all other files; these are not even opened."""
+        if not files or not self.rows.inputFiles():
+            return self.rows
+        return self.rows.where(~sf.col("_metadata.file_name").isin(*files))
+
+    def unread_segments(self, read: Collection[str]) -> list[str]:
+        """Files below `segments` that are not among those that were read."""
+        return sorted({unquote(path.rpartition("/")[2]) for path in self.segments.inputFiles()} - set(read))
 
 
 SMALL_JOB: Final = {
@@ -182,24 +195,30 @@ def read_traces(session: SparkSession, location: str) -> Traces:
     """The traces at a URL, with the schema they must have."""
     return Traces(
         rows=_read(session, f"{location}/{ROWS_FOLDER}", ROWS_SCHEMA),
-        segments=_read(session, f"{location}/{SEGMENTS_FOLDER}", SEGMENTS_SCHEMA),
+        segments=_read(session, f"{location}/{SEGMENTS_FOLDER}", SEGMENTS_SCHEMA, with_file=True),
         location=location,
     )
 
 
-def _read(session: SparkSession, path: str, schema: types.StructType) -> DataFrame:
-    reader = (
-        session.read.schema(schema)
-        .option("recursiveFileLookup", "true")
-        .option("pathGlobFilter", "*.parquet")
-        # A file that another system damaged is noticed by its missing rows, see `report`.
-        .option("ignoreCorruptFiles", "true")
-        .option("ignoreMissingFiles", "true")
-    )
+FILE_OPTIONS: Final = {
+    "recursiveFileLookup": "true",
+    "pathGlobFilter": "*.parquet",
+    # A file that another system damaged is noticed by its missing rows, see `problems`.
+    "ignoreCorruptFiles": "true",
+    "ignoreMissingFiles": "true",
+}
+
+
+def _read(
+    session: SparkSession, path: str, schema: types.StructType, *, with_file: bool = False
+) -> DataFrame:
+    file = sf.col("_metadata.file_name").alias("file")
     if path.startswith("file:") and not Path(path.removeprefix("file://")).is_dir():
-        return session.createDataFrame([], schema)
+        nothing = session.createDataFrame([], schema)
+        return nothing.withColumn("file", sf.lit(None).cast("string")) if with_file else nothing
     try:
-        return reader.parquet(path)
+        found = session.read.schema(schema).options(**FILE_OPTIONS).parquet(path)
+        return found.select("*", file) if with_file else found
     except Exception as error:
         raise AnalysisError(
             f"{path} cannot be read ({_reason(error)}): check the address, and that Spark has what it needs "

@@ -13,18 +13,15 @@ from pyspark.sql import SparkSession
 
 from spark_analysis.analysis import Analysis, Progress, analyse
 from spark_analysis.charts import milliseconds
+from spark_analysis.comparison import COMPARED, compare
 from spark_analysis.errors import AnalysisError
 from spark_analysis.page import render
+from spark_analysis.problems import named
 from spark_analysis.reading import is_url, prepare, read_traces
 
 SUMMARY_NAME: Final = "report.json"
 PAGE_NAME: Final = "report.html"
 TABLES_FOLDER: Final = "tables"
-_COMPARED: Final = {
-    "topics": ("topic", ("p50_ms", "p99_ms", "deadline_hit_pct", "longest_loss_run", "lost")),
-    "hops": ("hop", ("p50_ms", "p99_ms")),
-    "links": ("link", ("p50_ms", "p99_ms")),
-}
 
 Row = dict[str, Any]
 
@@ -94,33 +91,11 @@ def _read_summary(path: Path) -> Row:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AnalysisError(f"{path} cannot be read as the summary of a report: {error}") from error
-    if not isinstance(summary, dict) or not all(isinstance(summary.get(part), list) for part in _COMPARED):
+    if not isinstance(summary, dict) or not all(isinstance(summary.get(part), list) for part in COMPARED):
         raise AnalysisError(
             f"{path} is no summary of a report: give a folder with traces or a {SUMMARY_NAME}"
         )
     return summary
-
-
-def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
-    """What changed between two runs, for everything that both have."""
-    changes = []
-    for part, (key, measures) in _COMPARED.items():
-        known = {row[key]: row for row in before[part]}
-        for row in now[part]:
-            for measure in measures if row[key] in known else ():
-                old, new = known[row[key]].get(measure), row.get(measure)
-                if old is None or new is None:
-                    continue
-                changes.append(
-                    {
-                        "what": row[key],
-                        "measure": measure,
-                        "before": old,
-                        "now": new,
-                        "change_pct": round(100 * (new - old) / old, 2) if old else None,
-                    }
-                )
-    return changes
 
 
 def headlines(summary: Mapping[str, Any]) -> list[str]:
@@ -142,11 +117,20 @@ def headlines(summary: Mapping[str, Any]) -> list[str]:
             f"{'any' if limit is None else limit})"
         )
     else:
-        lines.append("no message lost")
+        doubt = summary["unaccounted"] or any(row["lost"] is None for row in summary["topics"])
+        lines.append("no message known to be lost" if doubt else "no message lost")
+    if summary["unaccounted"]:
+        lines.append(
+            f"{summary['unaccounted']:,} messages unaccounted for: their subscribers left or were cut off"
+        )
+    silent = [row["topic"] for row in summary["topics"] if not row["deliveries"]]
+    if silent:
+        lines.append(f"nothing delivered of {named(silent)}")
     if summary["outages"]:
         longest = max(summary["outages"], key=lambda outage: outage["duration_ms"])
         lines.append(
-            f"longest silence {longest['duration_ms']:.0f} ms, in {longest['streams']} streams of "
+            f"longest silence {longest['duration_ms']:.0f} ms"
+            f"{'' if longest['ended'] else ' without end'}, in {longest['streams']} streams of "
             f"{longest['topics']} topics; routers: {longest['carriers']}"
         )
     return lines

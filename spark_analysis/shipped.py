@@ -34,6 +34,8 @@ TALLY_STEM: Final = "deleted-by-quota"
 """Stands for a segment in the tally's row."""
 QUOTA_NODE: Final = "shipper"
 """Stands for a node in the tally's row."""
+FOLLOW_QUOTA_BYTES: Final = 10 * 2**30
+"""For what is shipped on and on, unless told otherwise."""
 KEPT_SHARE: Final = 0.95
 """Of the quota, when it was exceeded: so that not every segment makes all files be looked at."""
 PASSES_PER_LOOK: Final = 30

@@ -19,6 +19,9 @@ def nodes(rows: DataFrame) -> DataFrame:
 def streams(deliveries: DataFrame, numbered: DataFrame | None) -> DataFrame:
     """Deliveries with what was lost just before each: `lost_before`, and the silence, `gap_ns`.
 
+    `held_ns` is how much longer it was on its way than the one before, by the calendar. If nothing
+    was lost, the rest of the silence was the publisher's.
+
     Sequences rise by one, so a step of more than one is a loss. With sampling the sequences have
     gaps of their own: then `numbered` counts the sampled messages of each publisher, and a loss
     run is one of sampled messages.
@@ -29,12 +32,14 @@ def streams(deliveries: DataFrame, numbered: DataFrame | None) -> DataFrame:
         counted = deliveries.join(numbered, ["publisher", "sequence"])
     of_stream = Window.partitionBy(*_STREAM).orderBy("number")
     at_us = sf.unix_micros("at")
+    way_us = at_us - sf.unix_micros("born_at")
     # A message that is there twice is no loss: steps of zero count as one.
     step = sf.greatest(sf.col("number") - sf.lag("number").over(of_stream), sf.lit(1))
     return counted.withColumns(
         {
             "lost_before": sf.coalesce(step - 1, sf.lit(0)),
             "gap_ns": (at_us - sf.lag(at_us).over(of_stream)) * 1_000,
+            "held_ns": (way_us - sf.lag(way_us).over(of_stream)) * 1_000,
         }
     )
 
@@ -55,7 +60,10 @@ def published(gathered: DataFrame) -> DataFrame:
         sf.count_if(sf.col("event") == "duplicate").alias("duplicates_dropped"),
         sf.count_if(sf.col("event") == "dropped").alias("dropped"),
         sf.count_if(is_first & (sf.col("born_after_ns") > sf.col("published_ns"))).alias("bound_violations"),
-        sf.count("claim_ns").alias("bounds_checked"),
+        # A claim is only checked where the time of publishing is known.
+        sf.count(sf.when(sf.col("published_ns").isNotNull(), sf.col("claim_ns"))).alias("bounds_checked"),
+        sf.min("loss_tolerance").alias("topic_loss_tolerance"),
+        (sf.min(sf.when(is_first, sf.col("deadline_ns"))) / 1e6).alias("topic_deadline_ms"),
     )
 
 
@@ -76,8 +84,15 @@ def delivery_histogram(stream_rows: DataFrame) -> DataFrame:
     )
 
 
-def topics(messages: DataFrame, histogram: DataFrame, stream_rows: DataFrame) -> DataFrame:
-    """Per topic: counts, age percentiles, deadline hits, losses against the tolerance."""
+def topics(
+    messages: DataFrame, histogram: DataFrame, stream_rows: DataFrame, endings: DataFrame
+) -> DataFrame:
+    """Per topic: counts, age percentiles, deadline hits, losses against the tolerance.
+
+    Losses are those between deliveries and those at the end of streams, which are runs of their own.
+    Of a topic that nobody is known to have been due they are null. Whether the tolerance was kept is
+    null if that depends on messages that are unaccounted.
+    """
     counts = histogram.groupBy("topic").agg(
         sf.sum("count").alias("deliveries"),
         *(sf.sum(name).alias(name) for name in ("lost", "in_time", "judged", "slow", "bounded")),
@@ -88,23 +103,54 @@ def topics(messages: DataFrame, histogram: DataFrame, stream_rows: DataFrame) ->
     )
     of_topic = ["topic"]
     found = percentiles(histogram.where("bucket IS NOT NULL"), of_topic).drop("count")
+    ends = endings.groupBy("topic").agg(
+        sf.sum("lost").alias("lost_at_end"),
+        sf.max("lost").alias("run_at_end"),
+        sf.sum("unaccounted").alias("unaccounted"),
+        sf.max("unaccounted").alias("longest_unaccounted"),
+    )
     errors = percentiles(count_buckets(stream_rows, of_topic, "bound_error_ns"), of_topic).select(
         "topic", sf.col("p50_ms").alias("bound_error_p50_ms")
     )
-    return (
+    lost, at_end = sf.col("lost"), sf.col("lost_at_end")
+    joined = (
         messages.join(counts, "topic", "left")
         .join(found, "topic", "left")
         .join(errors, "topic", "left")
+        .join(ends, "topic", "left")
+        .na.fill(0, ["deliveries", "in_time", "judged", "slow", "bounded", "age_unknown", "unaccounted"])
         .withColumns(
             {
-                "deadline_hit_pct": share(
-                    sf.col("in_time"), sf.col("judged") + sf.when(sf.col("judged") > 0, sf.col("lost"))
-                ),
-                "slow_pct": share(sf.col("slow"), sf.col("bounded")),
-                "within_tolerance": sf.col("longest_loss_run") <= sf.col("loss_tolerance"),
+                "lost": sf.coalesce(lost + at_end, lost, at_end),
+                "longest_loss_run": sf.greatest("longest_loss_run", "run_at_end"),
+                "loss_tolerance": sf.coalesce("loss_tolerance", "topic_loss_tolerance"),
+                "deadline_ms": sf.coalesce("deadline_ms", "topic_deadline_ms"),
             }
         )
-        .drop("bounded", "slow")
+    )
+    run, limit = sf.col("longest_loss_run"), sf.col("loss_tolerance")
+    # Losses have missed their deadline; if all ages are unknown, so is the share.
+    has_share = sf.col("deadline_ms").isNotNull() & ((sf.col("judged") > 0) | (sf.col("deliveries") == 0))
+    is_unknown = (run <= limit) & (sf.col("longest_unaccounted") > limit)
+    return (
+        joined.withColumns(
+            {
+                "deadline_hit_pct": share(
+                    sf.col("in_time"),
+                    sf.when(has_share, sf.col("judged") + sf.coalesce("lost", sf.lit(0))),
+                ),
+                "slow_pct": share(sf.col("slow"), sf.col("bounded")),
+                "within_tolerance": sf.when(~sf.coalesce(is_unknown, sf.lit(False)), run <= limit),
+            }
+        )
+        .drop(
+            "bounded",
+            "lost_at_end",
+            "run_at_end",
+            "longest_unaccounted",
+            "topic_loss_tolerance",
+            "topic_deadline_ms",
+        )
         .orderBy("topic")
     )
 
@@ -245,13 +291,13 @@ def drops(troubles: DataFrame) -> DataFrame:
     )
 
 
-def blame(late_paths: DataFrame, histogram: DataFrame) -> DataFrame:
-    """Where late deliveries lost their time: the part that took most longer than it usually does."""
+def blame(slow_paths: DataFrame, histogram: DataFrame) -> DataFrame:
+    """Where slow deliveries lost their time: the part that took most longer than it usually does."""
     places = ["kind", "from_node", "to_node"]
     usual = percentiles(histogram.where("kind IN ('queue', 'link')"), places).select(
         *places, (sf.col("p50_ms") * 1e6).alias("usual_ns")
     )
-    parts = late_paths.select("publisher", "sequence", "subscriber", sf.explode("path").alias("leg")).select(
+    parts = slow_paths.select("publisher", "sequence", "subscriber", sf.explode("path").alias("leg")).select(
         "publisher", "sequence", "subscriber", "leg.*"
     )
     both = sf.array(
@@ -276,16 +322,19 @@ def blame(late_paths: DataFrame, histogram: DataFrame) -> DataFrame:
     return (
         worst.groupBy(sf.col("worst.kind").alias("kind"), where.alias("place"))
         .agg(
-            sf.count(sf.lit(1)).alias("late_messages"),
+            sf.count(sf.lit(1)).alias("slow_messages"),
             (sf.percentile_approx("worst.excess_ns", 0.5, 1_000) / 1e6).alias("lost_p50_ms"),
             (sf.max("worst.excess_ns") / 1e6).alias("lost_max_ms"),
         )
-        .orderBy(sf.desc("late_messages"), "place")
+        .orderBy(sf.desc("slow_messages"), "place")
     )
 
 
-def timeline(stream_rows: DataFrame, troubles: DataFrame, bin_us: int) -> DataFrame:
-    """Deliveries, ages, losses, duplicates and drops in bins of time."""
+def timeline(stream_rows: DataFrame, troubles: DataFrame, endings: DataFrame, bin_us: int) -> DataFrame:
+    """Deliveries, ages, losses, duplicates and drops in bins of time.
+
+    What was lost at the end of a stream is where its last delivery is.
+    """
     placed = stream_rows.groupBy(bin_of(bin_us), bucket_of(sf.col("age_ns")).alias("bucket")).agg(
         sf.count(sf.lit(1)).alias("count"),
         sf.max("age_ns").alias("max_ns"),
@@ -300,9 +349,15 @@ def timeline(stream_rows: DataFrame, troubles: DataFrame, bin_us: int) -> DataFr
         sf.sum(sf.when(sf.col("event") == "duplicate", sf.col("messages"))).alias("duplicates"),
         sf.sum(sf.when(sf.col("event") == "dropped", sf.col("messages"))).alias("dropped"),
     )
+    last_bin_us = sf.floor(sf.col("last_us") / bin_us) * bin_us
+    ends = endings.groupBy(last_bin_us.alias("bin_us")).agg(sf.sum("lost").alias("lost_at_end"))
     return (
         flow.join(found, "bin_us", "full")
         .join(counted, "bin_us", "full")
+        .join(ends, "bin_us", "full")
+        .na.fill(0, ["lost", "lost_at_end"])
+        .withColumn("lost", sf.col("lost") + sf.col("lost_at_end"))
+        .drop("lost_at_end")
         .na.fill(0, TIMELINE_COUNTS)
         .orderBy("bin_us")
     )

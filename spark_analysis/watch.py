@@ -23,7 +23,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_analysis.errors import AnalysisError
-from spark_analysis.reading import ROWS_SCHEMA, local_url
+from spark_analysis.reading import FILE_OPTIONS, ROWS_SCHEMA, local_url
 from spark_analysis.schema import ROWS_FOLDER
 
 WINDOW_S: Final = 10
@@ -55,11 +55,10 @@ class WatchSettings:
 
 
 def open_rows(session: SparkSession, settings: WatchSettings) -> DataFrame:
-    """The growing rows of a folder, or URL, of shipped traces."""
+    """The growing rows of a folder, or URL, of shipped traces; what is damaged or gone is skipped."""
     return (
         session.readStream.schema(ROWS_SCHEMA)
-        .option("recursiveFileLookup", "true")
-        .option("pathGlobFilter", "*.parquet")
+        .options(**FILE_OPTIONS)
         .option("maxFilesPerTrigger", str(FILES_PER_BATCH))
         .parquet(f"{settings.location}/{ROWS_FOLDER}")
         .withWatermark("at", f"{settings.late_s} seconds")

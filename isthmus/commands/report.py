@@ -82,8 +82,10 @@ def report(
 def _show(summary: dict[str, Any]) -> None:
     console = open_console()
     hit = summary["deadline_hit_pct"]
+    doubtful = f"{summary['unaccounted']:,} unaccounted, " if summary["unaccounted"] else ""
     console.print(
         f"{summary['messages']:,} messages, {summary['deliveries']:,} deliveries, {summary['lost']:,} lost, "
+        f"{doubtful}"
         f"{NOTHING if hit is None else f'{hit:.2f} %'} in time, "
         f"{summary['bound_violations']:,} of {summary['bounds_checked']:,} age bounds broken"
     )

@@ -8,12 +8,12 @@ import click
 
 from isthmus.errors import explain_errors
 from overlay.limits import MIB
-from spark_analysis.shipped import Quota, read_tally
+from spark_analysis.shipped import FOLLOW_QUOTA_BYTES, Quota, read_tally
 from spark_analysis.shipper import PARQUET_FOLDER, Shipment
 from spark_analysis.shipper import ship as ship_folder
 
 POLL_S = 2.0
-FOLLOW_QUOTA_MB = 10_240
+FOLLOW_QUOTA_MB = FOLLOW_QUOTA_BYTES // MIB
 QUOTA_MIN_MB = 128
 """Less would hardly hold what brokers trace within some minutes."""
 

@@ -21,6 +21,7 @@ from spark_analysis import watch as watching
 from spark_analysis.charts import milliseconds, number
 from spark_analysis.reading import SMALL_JOB, is_url, local_url, open_session
 from spark_analysis.schema import ROWS_FOLDER
+from spark_analysis.shipped import FOLLOW_QUOTA_BYTES, Quota
 from spark_analysis.shipper import PARQUET_FOLDER, ship
 
 SHIP_EVERY_S = 1
@@ -66,8 +67,9 @@ def watch(
     if folder is None and out is None:
         raise click.UsageError("give --out: windows and checkpoints need a folder of this machine")
     location = traces.rstrip("/")
+    quota = Quota(FOLLOW_QUOTA_BYTES)
     if folder is not None:
-        ship(folder)
+        ship(folder, quota=quota)
         (folder / PARQUET_FOLDER / ROWS_FOLDER).mkdir(parents=True, exist_ok=True)
         location = local_url(folder / PARQUET_FOLDER)
     plan = watching.WatchSettings(location, out or Path(traces) / "watch", window_s, late_s)
@@ -85,7 +87,7 @@ def watch(
     def go_on() -> None:
         while not stopped.is_set() and (ends is None or time.monotonic() < ends):
             if folder is not None:
-                ship(folder)
+                ship(folder, quota=quota)
             watching.wait(queries, SHIP_EVERY_S)
 
     try:

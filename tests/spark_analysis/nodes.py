@@ -121,6 +121,8 @@ class Overlay:
         self.second_router = Node("router-2", "router", sampling=sampling)
         self.egress = Node("edge-office", "edge", "office", sampling=sampling)
         self.subscriber = Node("sub-1", "client", "office", sampling=sampling)
+        self.others: list[Node] = []
+        """More clients, if a test adds some."""
         self.deadline_ns = qos.deadline_ns or 0
         for node in self.nodes:
             node.log.define_topic(1, "valve", qos)
@@ -134,6 +136,7 @@ class Overlay:
             self.second_router,
             self.egress,
             self.subscriber,
+            *self.others,
         ]
 
     def carry(
@@ -143,8 +146,10 @@ class Overlay:
         delays: Delays | None = None,
         *,
         publisher: int = 7,
+        topic: int = 1,
         lost_at: str = "",
         router: Node | None = None,
+        subscriber: Node | None = None,
         bound_error_ns: int = MS,
     ) -> None:
         """A message travels all the way, or until the node `lost_at` (which sends it and nobody gets it)."""
@@ -155,7 +160,7 @@ class Overlay:
             (self.ingress, delays.to_ingress, delays.ingress),
             (carrier, delays.to_router, delays.router),
             (self.egress, delays.to_egress, delays.egress),
-            (self.subscriber, delays.to_subscriber, 0),
+            (subscriber or self.subscriber, delays.to_subscriber, 0),
         )
         now_ns = at_ns
         for number, (node, link_ns, wait_ns) in enumerate(stops):
@@ -166,6 +171,7 @@ class Overlay:
                 Event.DELIVERED if last else Event.DISPATCHED,
                 publisher,
                 sequence,
+                topic=topic,
                 came=stops[number - 1][0].name if number else None,
                 went=None if last else stops[number + 1][0].name,
                 in_ns=now_ns,

@@ -13,9 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_analysis.analysis import Analysis
+from spark_analysis.comparison import compare
 from spark_analysis.errors import AnalysisError
 from spark_analysis.reading import open_session, prepare, read_traces
-from spark_analysis.report import check_writable, compare, summary_of, write_report
+from spark_analysis.report import check_writable, summary_of, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARTEFACTS = Path(__file__).parents[2] / "results"

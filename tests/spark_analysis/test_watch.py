@@ -1,9 +1,13 @@
 """Windows of a growing folder: final ones only, once each, also after a restart."""
 
+import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 from overlay.trace import Event
@@ -72,9 +76,36 @@ def test_windows_are_told_once_when_they_are_final(spark: SparkSession, tmp_path
     overlay.carry(1_000, 10 * MS)  # far too late: its window has been told
     for node in overlay.nodes:
         node.write(traces, 2)
+    # A file that is damaged and one that is empty are skipped.
+    folder = next((traces / "parquet" / "rows").iterdir())
+    whole = next(folder.glob("sub-1-*.parquet")).read_bytes()
+    (folder / "edge-torn-1-1-000001.parquet").write_bytes(whole[: len(whole) // 2])
+    (folder / "edge-void-1-1-000001.parquet").touch()
     watch_all()
     again = [row for kind, row in told if kind == "topics"]
     assert [row["deliveries"] for row in again] == [100, 100, 100, 100]
     assert not {row["window_start"] for row in topics} & {row["window_start"] for row in again}
     kept = spark.read.parquet(*map(str, sorted((tmp_path / "out" / "topics").iterdir())))
     assert kept.count() == len(topics) + len(again)
+
+
+@pytest.mark.slow
+def test_the_command_prints_final_windows_as_json_and_ends_by_itself(tmp_path: Path):
+    overlay = Overlay(QOS)
+    for sequence in range(1, 400):
+        overlay.carry(sequence, sequence * 10 * MS)
+    for node in overlay.nodes:
+        node.write(tmp_path / "traces")
+    # Most of the time is for Spark to start.
+    command = [sys.executable, "-m", "isthmus", "watch", str(tmp_path / "traces"), "--json", "--for", "40"]
+    command += ["--window", "1", "--late", "1", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    topics = [row for row in told if row["kind"] == "topics"]
+    assert [(row["topic"], row["deliveries"], row["missed"]) for row in topics] == [
+        ("valve", 95, 0),
+        ("valve", 100, 0),
+        ("valve", 100, 0),
+    ]
+    assert {row["link"] for row in told if row["kind"] == "links"} >= {"router-1 → edge-office"}
+    assert list((tmp_path / "out" / "topics").rglob("*.parquet"))
