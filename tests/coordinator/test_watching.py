@@ -1,6 +1,7 @@
 """What a broker follows of the tree: topics, brokers and the leader, through every fault, without leaks."""
 
 import asyncio
+import gc
 import itertools
 import random
 from collections.abc import Callable
@@ -150,6 +151,27 @@ async def test_catching_up_does_not_wait_for_a_moment_in_which_nothing_changes(
                 assert [len(views[name].endpoints) for name in ("busy", "t")] == [count, count]
         finally:
             restless.cancel()
+
+
+async def test_requests_leave_next_to_nothing_to_the_garbage_collector(
+    zookeeper_hosts: str, chroot: str
+) -> None:
+    async with Fleet(zookeeper_hosts, chroot) as fleet:
+        session = (await fleet.coordinator()).session
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(50):
+                path = await session.create(f"/node-{number}", b"x", ephemeral=True)
+                await session.get(path)
+                await session.set(path, b"y")
+                await session.children("/")
+                await session.exists(path)
+                await session.delete(path)
+            left = gc.collect()
+        finally:
+            gc.enable()
+        assert left < 50
 
 
 async def test_a_change_nobody_hinted_at_is_found_by_the_resync(zookeeper_hosts: str, chroot: str) -> None:

@@ -49,8 +49,7 @@ async def hears(subscription: Subscription, publishers: Sequence[Publisher], lea
 
     def heard() -> bool:
         return subscription.statistics().delivered >= least and all(
-            (history := subscription._histories.get(publisher)) is not None and history.highest >= mark
-            for publisher, mark in marks.items()
+            subscription._histories.of(publisher).highest >= mark for publisher, mark in marks.items()
         )
 
     await eventually(heard, "all publishers are heard")
