@@ -40,6 +40,10 @@ _Answer = TypeVar("_Answer")
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
+def _nothing() -> None:
+    """There is nothing to do."""
+
+
 class _Named(Protocol):
     @property
     def id(self) -> str: ...
@@ -118,6 +122,7 @@ class Mirror(ABC, Generic[_View]):
         self._cancelled = True
         self._settings.counters.mirrors -= 1
         self._stop_listening()
+        self._stop_listening = _nothing  # it refers to us: without a cycle no collector is needed
         if self._timer is not None:
             self._timer.cancel()
             self._settings.counters.busy -= 1

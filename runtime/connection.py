@@ -677,6 +677,7 @@ class Connection(asyncio.Protocol):
         self._state = State.CLOSED
         if self.channel is not None:
             self.channel.close()
+            self.channel = None  # it refers to us, which would leave both to the garbage collector
         if not self.closed.done():
             self.closed.set_result((self._close_reason, self._close_detail))
         link = self.link

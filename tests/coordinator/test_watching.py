@@ -153,11 +153,13 @@ async def test_catching_up_does_not_wait_for_a_moment_in_which_nothing_changes(
             restless.cancel()
 
 
-async def test_requests_leave_next_to_nothing_to_the_garbage_collector(
+async def test_requests_and_watches_leave_next_to_nothing_to_the_garbage_collector(
     zookeeper_hosts: str, chroot: str
 ) -> None:
     async with Fleet(zookeeper_hosts, chroot) as fleet:
-        session = (await fleet.coordinator()).session
+        coordinator = await fleet.coordinator()
+        session = coordinator.session
+        await coordinator.declare_topic("t")
         gc.collect()
         gc.disable()
         try:
@@ -168,6 +170,11 @@ async def test_requests_leave_next_to_nothing_to_the_garbage_collector(
                 await session.children("/")
                 await session.exists(path)
                 await session.delete(path)
+                seen: list[object] = []
+                watch = coordinator.watch_topic("t", seen.append)
+                await eventually(lambda seen=seen: bool(seen))
+                watch.cancel()
+            del watch
             left = gc.collect()
         finally:
             gc.enable()
