@@ -18,7 +18,7 @@ from simulation.checkers import (
     serves_for_others,
 )
 from simulation.faults import Faults
-from simulation.nodes import seconds
+from simulation.nodes import RouterProcess, seconds
 from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, bury, close
 from simulation.schedule import LivelockError
 
@@ -115,6 +115,8 @@ class _Run:
         self._overlay.ensemble.on_commit.append(self._leaders.committed)
         self._violations: list[Violation] = []
         self._judgement = Judgement()
+        self._served_ns: dict[str, int] = {}
+        """Routing brokers that have served topics which were taken from them, and when last."""
 
     def outcome(self, began_s: float) -> Outcome:
         """Everything, from start to verdict."""
@@ -181,11 +183,17 @@ class _Run:
         overlay = self._overlay
         end_ns = overlay.world.now_ns + _COPIES_GONE_NS
         last_ns = end_ns + _TOPIC_LEFT_NS + _EDGE_GIVEN_UP_NS
-        while (left := check_copies(overlay.routers)) and overlay.world.now_ns < end_ns:
+        while left := check_copies(overlay.routers):
+            # Also if it has left its topics before anybody looked for copies.
+            served_ns = [ns for name, ns in self._served_ns.items() if check_copies(self._named(name))]
+            end_ns = min(max(end_ns, *(ns + _EDGE_GIVEN_UP_NS for ns in served_ns), 0), last_ns)
+            if overlay.world.now_ns >= end_ns:
+                break
             self._advance(_LOOK_NS)
-            if any(serves_for_others(router) and check_copies([router]) for router in overlay.routers):
-                end_ns = min(max(end_ns, overlay.world.now_ns + _EDGE_GIVEN_UP_NS), last_ns)
         return left
+
+    def _named(self, name: str) -> list[RouterProcess]:
+        return [router for router in self._overlay.routers if router.name == name]
 
     def _wait_until_well(self, most_ns: int, what: str) -> bool:
         world = self._overlay.world
@@ -209,3 +217,6 @@ class _Run:
             except AssertionError as error:
                 self._violations.append(Violation("validate", f"at {seconds(world.now_ns)}: {error!r}"))
             self._leaders.look(self._overlay.routers, world.now_ns)
+            for router in self._overlay.routers:
+                if serves_for_others(router):
+                    self._served_ns[router.name] = world.now_ns
