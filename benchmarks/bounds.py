@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -168,7 +168,7 @@ async def _run(driver: Driver, settings: Settings, say: Say) -> tuple[list[Tally
             for subscription, tally in zip(subscriptions, tallies, strict=True)
         ]
         try:
-            await _until_enough(tallies, settings.messages, [*work, *receiving], say)
+            await _until_enough(tallies, samples, settings.messages, [*work, *receiving], say)
         finally:
             for task in (*work, *receiving):
                 task.cancel()
@@ -177,10 +177,15 @@ async def _run(driver: Driver, settings: Settings, say: Say) -> tuple[list[Tally
 
 
 async def _until_enough(
-    tallies: Sequence[Tally], wanted: int, tasks: Sequence["asyncio.Task[None]"], say: Say
+    tallies: Sequence[Tally],
+    samples: Sized,
+    wanted: int,
+    tasks: Sequence["asyncio.Task[None]"],
+    say: Say,
 ) -> None:
+    """Wait for that many messages, and for the first look at the links."""
     checked, told, since_s = 0, 0, time.monotonic()
-    while checked < wanted:
+    while checked < wanted or not samples:
         done, _ = await asyncio.wait(tasks, timeout=SAMPLE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # none of them ends but by an error
