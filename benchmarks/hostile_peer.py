@@ -105,9 +105,9 @@ async def idle(target: Locator, count: int, topic: str) -> None:
         )
         clients += came
     print("ready", flush=True)
+    # A few at a time: ten thousand that speak in the same moment are another attack.
+    pause_s = _IDLE_HEARTBEAT_NS / SECOND_NS / 2 / (1 + count // _AT_A_TIME)
     while True:
-        # A few at a time: ten thousand that speak in the same moment are another attack.
-        pause_s = _IDLE_HEARTBEAT_NS / SECOND_NS / 2 / (1 + count // _AT_A_TIME)
         for number, sock in enumerate(clients):
             await loop.sock_sendall(sock, encode_heartbeat(Heartbeat(1, 0, 0, 0)))
             with contextlib.suppress(BlockingIOError):
