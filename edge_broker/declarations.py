@@ -2,7 +2,8 @@
 
 A declaration of a topic this edge serves already takes effect at once; a new topic needs
 ZooKeeper first. The client is answered when its endpoint is registered, or, if ZooKeeper is
-away but the topic is known, after a short wait: data flows without ZooKeeper.
+away but the topic is known, after a short wait: data flows without ZooKeeper. Where ZooKeeper went away
+before it could tell who subscribes, it flows within the edge, and waits for the others.
 
 What a subscriber asks for beyond what the topic was declared with is part of its endpoint's name in
 ZooKeeper. From the topic's record and the names of its endpoints every broker works out for itself
@@ -240,6 +241,8 @@ class Declarations:
         # What was declared or asked for just now may not have come back from ZooKeeper yet.
         asked = {endpoint.request for endpoint in known.subscribers}
         qos = strictest(changed or topic.qos, asked | {request})
+        if message.kind is EndpointKind.PUBLISHER and known.view is None:
+            broker.core.resuming.publisher_untold(topic)
         link.send(Declared(message.endpoint, topic.topic_id, qos.to_record()))
         if message.kind is EndpointKind.PUBLISHER:
             link.send(Matched(message.endpoint, topic.subscribers_everywhere))

@@ -13,15 +13,19 @@ client that resumes all it gets, and the client puts it in order.
 A publisher that comes from another edge may have messages on their way from there: for a while its
 messages are marked as unordered, so that egress edges wait for those. And if this edge, which may not have
 known the topic, sees no subscriber in another LAN, there may have been one a moment ago that is about to
-register again: as others keep their routes for it (`overlay.lingering`), messages wait here for a while.
+register again: as others keep their routes for it (`overlay.lingering`), messages wait here for a while,
+which begins when ZooKeeper has told this edge for the first time who subscribes.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from edge_broker.dispatch import Dispatch
 from edge_broker.model import Peer, Topic
 from edge_broker.targets import Targets
 from overlay.limits import RESUME_NS
+
+_UNTIL_TOLD_NS: Final = 2**61
 
 
 class Resuming:
@@ -34,6 +38,11 @@ class Resuming:
     def publisher_here(self, topic: Topic, now_ns: int) -> None:
         """A publisher came from another edge: what it sent there may still be on its way."""
         topic.mixed_until_ns = now_ns + RESUME_NS
+        self._targets.update_routes(topic)
+
+    def publisher_untold(self, topic: Topic) -> None:
+        """A publisher begins before ZooKeeper has told who subscribes; then `publisher_here` follows."""
+        topic.mixed_until_ns = _UNTIL_TOLD_NS
         self._targets.update_routes(topic)
 
     def here(self, topic: Topic, client: Peer, positions: Mapping[int, int], now_ns: int) -> set[Peer]:

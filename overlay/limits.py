@@ -105,6 +105,8 @@ UNROUTED_MAX_BYTES: Final = 8 * MIB
 UNROUTED_MAX_NS: Final = 3 * SECOND_NS
 BACKUP_MESSAGES_PER_TOPIC: Final = 10
 """Copies a backup keeps for one primary, times the topics it serves."""
+BACKUP_MIN_BYTES: Final = 8 * MIB
+"""Copies a backup keeps for one primary, however few topics it serves."""
 ROUTE_LINGER_NS: Final = 2 * SECOND_NS
 """How long a route outlasts the registration of its last subscriber."""
 RESUME_NS: Final = 2 * SECOND_NS

@@ -55,7 +55,12 @@ from overlay.batch import (
 from overlay.bounds import NO_DELAYS, UNBOUNDED, Delays, needs_replication, replicate_within_ns
 from overlay.delay import add_shifts
 from overlay.errors import ProtocolError
-from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, UNROUTED_MAX_BYTES, UNROUTED_MAX_NS
+from overlay.limits import (
+    BACKUP_MESSAGES_PER_TOPIC,
+    BACKUP_MIN_BYTES,
+    UNROUTED_MAX_BYTES,
+    UNROUTED_MAX_NS,
+)
 from overlay.outbox import Outbox, Ticket
 from overlay.qos import TopicQos
 from overlay.schedule import BUCKET_NS, UNKNOWN_BIRTH, Unsure, granule_born_ns
@@ -551,7 +556,8 @@ class RouterCore:
         return not self._mode.selective or needs_replication(retained, delays)
 
     def _new_buffer(self) -> BackupBuffer:
-        return BackupBuffer(max(1, len(self._topics)) * BACKUP_MESSAGES_PER_TOPIC)
+        capacity_messages = max(1, len(self._topics)) * BACKUP_MESSAGES_PER_TOPIC
+        return BackupBuffer(capacity_messages, BACKUP_MIN_BYTES if self._coordinates else 0)
 
     def _resize_buffers(self) -> None:
         for buffer in self._kept.values():

@@ -8,6 +8,7 @@ from coordinator.operations import Create, SetData
 from coordinator.records import EpochRecord
 from overlay.limits import MILLISECOND_NS
 from overlay.qos import TopicQos
+from simulation.handovers import Handovers
 from simulation.nodes import History, Published, RouterProcess, Subscribed, seconds
 from simulation.zookeeper import Tree, Txn
 
@@ -27,7 +28,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """What these clients should have received, born in this time, may be lost beyond its tolerance."""
+    """What these clients should have received in this time may be lost beyond its tolerance.
+
+    Whatever was born before its end and entered the overlay after its beginning.
+    """
 
     subscribers: frozenset[str]
     from_ns: int
@@ -48,7 +52,11 @@ class Judgement:
 
 
 def check_messages(
-    history: History, qos: Mapping[str, TopicQos], lives: Mapping[str, int], excuses: Sequence[Excuse]
+    history: History,
+    qos: Mapping[str, TopicQos],
+    lives: Mapping[str, int],
+    excuses: Sequence[Excuse],
+    handovers: Handovers,
 ) -> Judgement:
     """Losses against tolerance, duplicates, order, and ages of everything that was received.
 
@@ -67,8 +75,16 @@ def check_messages(
                     and (item.topics is None or published.topic in item.topics)
                 ]
                 ends = any(item.start != lives[item.client] for item in (published, subscribed))
+                counts = [
+                    not any(
+                        item.from_ns <= handovers.entered_ns(published.client, born_ns)
+                        and born_ns <= item.until_ns
+                        for item in excused
+                    )
+                    for born_ns in published.born_ns
+                ]
                 _check_losses(
-                    judgement, subscribed, publisher, published, qos[published.topic], excused, ends=ends
+                    judgement, subscribed, publisher, published, qos[published.topic], counts, ends=ends
                 )
     return judgement
 
@@ -112,11 +128,14 @@ def _check_losses(
     publisher: int,
     published: Published,
     qos: TopicQos,
-    excuses: Sequence[Excuse],
+    counts: Sequence[bool],
     *,
     ends: bool,
 ) -> None:
-    """No more losses in a row than tolerated, from the first message received or owed on."""
+    """No more losses in a row than tolerated, from the first message received or owed on.
+
+    `counts` says of each message whether its loss does.
+    """
     if qos.loss_tolerance is None:
         return
     # What was published before is owed to nobody who comes later, even if something of it still came.
@@ -134,9 +153,6 @@ def _check_losses(
         return
     # What either side sent or should have received when it died is nobody's promise.
     last = got[-1] if ends else len(published.born_ns)
-    counts = [
-        not any(item.from_ns <= at_ns <= item.until_ns for item in excuses) for at_ns in published.born_ns
-    ]
     first = max(got[0], 1)
     judgement.owed += last - first + 1
     judgement.judged += sum(counts[first - 1 : last])

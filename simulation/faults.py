@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from coordinator.session import SessionState
-from overlay.limits import BACKUP_MESSAGES_PER_TOPIC, MILLISECOND_NS, SECOND_NS
+from overlay.limits import MILLISECOND_NS, SECOND_NS
 from routing_broker import RoutingBroker
 from simulation.checkers import Excuse, LeaderChecker
-from simulation.nodes import ClientProcess, EdgeProcess, RouterProcess, TopicPlan
+from simulation.handovers import FOR_EVER_NS
+from simulation.nodes import ClientProcess, EdgeProcess, RouterProcess
 from simulation.overlay_model import MEMBERS, PLANNED_FAILOVER_MS, SimulatedOverlay
 from simulation.pipes import Pipe
 from simulation.zookeeper_client import ModelClient
@@ -24,14 +25,10 @@ _HEALTHY_FOR_NS: Final = 2 * SECOND_NS
 """How long all has to be well before the next fault of the data plane."""
 _AFTERMATH_NS: Final = SECOND_NS
 """How long after the overlay has recovered from an excused fault what is lost may be a consequence."""
-_FOR_EVER_NS: Final = 2**63
 _ON_ITS_WAY_NS: Final = SECOND_NS
 """How long before an edge fails what is lost there may have been published, in an overlay that is well."""
 _WAITING_NS: Final = 3 * SECOND_NS
 """How long before a primary is cut off what is lost there may have been published."""
-
-_COPIES_SPARE: Final = 4
-"""Room left at a backup for what is on its way when a way is cut."""
 
 Heal = Callable[[], None]
 Fault = Callable[[], tuple[str, Heal]]
@@ -64,7 +61,7 @@ class Faults:
         self._data_faults = 0
         self._zookeeper: tuple[int, Heal] | None = None
         self._zookeeper_faults = 0
-        self._zookeeper_healed_ns = -_FOR_EVER_NS
+        self._zookeeper_healed_ns = -FOR_EVER_NS
         """When the last of them was taken back."""
         self._healthy_since_ns: int | None = None
         self._next_zookeeper_ns = 0
@@ -213,8 +210,8 @@ class Faults:
     def _kill_primary_behind_cut(self) -> tuple[str, Heal]:
         """A primary dies while it cannot reach an edge: only the copies at its backup are left.
 
-        Topics whose deadline spares them copies are not promised anything then. A backup keeps only so
-        many: the primary is killed before there are more, and only if it had the same backup all the time.
+        Topics whose deadline spares them copies are not promised anything then. It is killed only if it had
+        the same backup all the time.
         """
         overlay, randomness = self._overlay, self._randomness
         plan = randomness.choice(overlay.topics)
@@ -223,7 +220,7 @@ class Faults:
         edge = randomness.choice([edge for edge in overlay.edges if edge.lan not in plan.publisher])
         heal_cut = self._isolate(edge.name, [primary.name])
         copied = [topic for topic in overlay.topics if overlay.is_replicated(topic)]
-        kill_after_s = min(randomness.uniform(3.0, 5.0), self._copies_last_s(primary.name, copied))
+        kill_after_s = randomness.uniform(3.0, 5.0)
         self._least_s = kill_after_s + 0.5
         before = [overlay.record_of(topic.name) for topic in overlay.topics]
 
@@ -242,20 +239,6 @@ class Faults:
 
         what = f"cut {edge.name} from {primary.name} and kill {primary.name} {kill_after_s:.2f} s later"
         return what, self._excused(overlay.clients, heal, _WAITING_NS, topics=spared)
-
-    def _copies_last_s(self, primary: str, copied: list[TopicPlan]) -> float:
-        """How long the backups of a primary keep all copies it makes, if it dispatches nothing."""
-        per_s: dict[str, float] = {}
-        for topic in copied:
-            record = self._overlay.record_of(topic.name)
-            if record is not None and record.primary == primary and record.backup is not None:
-                per_s[record.backup] = per_s.get(record.backup, 0.0) + 1 / topic.interval_s
-        lasts_s = [
-            (BACKUP_MESSAGES_PER_TOPIC * len(router.broker.core.topics) - _COPIES_SPARE) / per_s[router.name]
-            for router in self._overlay.routers
-            if router.broker is not None and router.name in per_s
-        ]
-        return min(lasts_s, default=5.0)
 
     def _restart_leader_unnoticed(self) -> tuple[str, Heal]:
         """What a killed leader had written reaches ZooKeeper when its successor has been elected.
@@ -487,7 +470,7 @@ class Faults:
         world = self._overlay.world
         names = frozenset(client.name for client in clients)
         only = None if topics is None else frozenset(topics)
-        item = _Open(Excuse(names, world.now_ns - before_ns, _FOR_EVER_NS, only), applies)
+        item = _Open(Excuse(names, world.now_ns - before_ns, FOR_EVER_NS, only), applies)
         self._open.append(item)
 
         def over() -> None:
@@ -551,7 +534,7 @@ class Faults:
         def over() -> None:
             moved = frozenset(name for name in spared if overlay.record_of(name) != before[name])
             if moved:
-                self._open.append(_Open(Excuse(names, from_ns, _FOR_EVER_NS, moved), None, is_over=True))
+                self._open.append(_Open(Excuse(names, from_ns, FOR_EVER_NS, moved), None, is_over=True))
             heal()
 
         return over

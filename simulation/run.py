@@ -18,6 +18,7 @@ from simulation.checkers import (
     serves_for_others,
 )
 from simulation.faults import Faults
+from simulation.handovers import Handovers
 from simulation.nodes import RouterProcess, seconds
 from simulation.overlay_model import CHROOT, Errors, SimulatedOverlay, bury, close
 from simulation.schedule import LivelockError
@@ -115,6 +116,7 @@ class _Run:
         self._overlay.ensemble.on_commit.append(self._leaders.committed)
         self._violations: list[Violation] = []
         self._judgement = Judgement()
+        self._handovers = Handovers()
         self._served_ns: dict[str, int] = {}
         """Routing brokers that have served topics which were taken from them, and when last."""
 
@@ -172,7 +174,7 @@ class _Run:
         self._advance(_DRAIN_NS)
         qos = {topic.name: topic.qos for topic in overlay.topics}
         lives = {client.name: client.starts for client in overlay.clients}
-        self._judgement = check_messages(overlay.history, qos, lives, excuses)
+        self._judgement = check_messages(overlay.history, qos, lives, excuses, self._handovers)
         self._violations += self._judgement.violations
         if recovered:
             self._violations += self._wait_until_copies_are_gone()
@@ -217,6 +219,7 @@ class _Run:
             except AssertionError as error:
                 self._violations.append(Violation("validate", f"at {seconds(world.now_ns)}: {error!r}"))
             self._leaders.look(self._overlay.routers, world.now_ns)
+            self._handovers.look(self._overlay.clients, self._overlay.edges, world.now_ns)
             for router in self._overlay.routers:
                 if serves_for_others(router):
                     self._served_ns[router.name] = world.now_ns

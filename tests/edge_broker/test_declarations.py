@@ -12,6 +12,7 @@ from overlay.limits import (
     DECLARATIONS_MAX_PER_CLIENT,
     HANDSHAKE_FRAME_MAX_BYTES,
     NAME_MAX_CHARACTERS,
+    RESUME_NS,
 )
 from overlay.messages import Declare, EndpointKind, Hello, Role
 from runtime.config import EdgeConfig
@@ -66,6 +67,42 @@ async def test_clients_that_drew_the_same_id_do_not_take_each_others_subscriptio
         ]
         await publisher.publish(b"still there")
         assert (await subscription.receive(5)).payload == b"still there"
+
+
+async def test_what_is_published_while_zookeeper_has_not_told_who_subscribes_is_not_lost(
+    zookeeper_hosts, chroot, monkeypatch
+):
+    """The seed 19935: ZooKeeper goes away between the declaration of a topic and the first look at it."""
+    monkeypatch.setattr("edge_broker.declarations._ANSWER_WITHIN_S", 0.05)
+    async with overlay(zookeeper_hosts, chroot) as testbed:
+        await testbed.router("r1")
+        edge = await testbed.edge("ea", "a")
+        await testbed.edge("eb", "b")
+        sender, receiver = await testbed.client("ea"), await testbed.client("eb")
+        subscription = await receiver.subscribe("t")
+        watch_topic = edge.coordinator.watch_topic
+        held = []
+        told = asyncio.Event()
+
+        def watch(name, tell):
+            async def tell_later(view):
+                await told.wait()
+                tell(view)
+
+            return watch_topic(name, lambda view: held.append(asyncio.ensure_future(tell_later(view))))
+
+        monkeypatch.setattr(edge.coordinator, "watch_topic", watch)
+        publisher = await sender.publisher("t")
+        for number in range(10):
+            await publisher.publish(b"%d" % number)
+        topic = edge.declarations._known["t"].topic
+        await eventually(lambda: topic.messages == 10, "the edge has them")
+        edge.core.expire(edge.hub.clock() + 100 * RESUME_NS)
+        told.set()
+        async with asyncio.timeout(10):
+            received = [(await anext(subscription)).payload for _ in range(10)]
+        assert received == [b"%d" % number for number in range(10)]
+        assert held
 
 
 async def test_a_welcome_fits_before_the_handshake_is_over_however_many_edges_a_lan_has():

@@ -110,6 +110,22 @@ def test_a_publisher_that_comes_is_heard_by_subscribers_that_register_again_a_mo
     assert sequences(lan.outboxes["r1"]) == [*range(1, 2 * RETENTION + 2)]
 
 
+def test_what_is_published_before_zookeeper_told_who_subscribes_waits_as_long_as_that_takes() -> None:
+    lan = Lan()
+    lan.router_up("r1")
+    lan.core.resuming.publisher_untold(lan.topic)
+    lan.publish(2 * RETENTION)
+    lan.now_ns += 100 * RESUME_NS
+    lan.core.expire(lan.now_ns)
+    lan.core.validate()
+    lan.core.resuming.publisher_here(lan.topic, lan.now_ns)
+    lan.interest(REMOTE)
+    assert sequences(lan.outboxes["r1"]) == [*range(1, 2 * RETENTION + 1)]
+    lan.now_ns += RESUME_NS
+    lan.core.expire(lan.now_ns)
+    assert not lan.topic.forward.urgency & UNORDERED
+
+
 @pytest.mark.parametrize("has_neighbour", [False, True])
 def test_if_nobody_registers_again_nothing_waits_any_longer(has_neighbour: bool) -> None:
     lan = Lan()

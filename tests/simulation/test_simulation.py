@@ -140,6 +140,21 @@ FOUND = {
         "tests/simulation/test_simulation.py::"
         "test_copies_are_judged_when_a_router_has_left_the_topics_taken_from_it",
     ),
+    18266: Found(
+        "the judge excused what a client had kept by when it was published, not by when it was handed over",
+        "tests/simulation/test_checkers.py::"
+        "test_what_waited_in_a_client_is_excused_by_when_it_entered_the_overlay",
+    ),
+    19196: Found(
+        "a new backup kept ten copies of a topic, more waited for an edge, then the topic was moved to it",
+        "tests/routing_broker/test_replication.py::"
+        "test_an_edge_that_cannot_be_reached_costs_nothing_when_the_primary_is_lost",
+    ),
+    19935: Found(
+        "an edge took messages before ZooKeeper had told it who subscribes, and dropped them after a while",
+        "tests/edge_broker/test_declarations.py::"
+        "test_what_is_published_while_zookeeper_has_not_told_who_subscribes_is_not_lost",
+    ),
 }
 """Seeds that broke a promise."""
 
