@@ -23,6 +23,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -259,6 +260,15 @@ class Driver(abc.ABC):
 
     async def status(self, name: str) -> dict[str, Any]:
         """What a broker says about itself. Raises DriverError if it does not answer."""
+        content, _ = await self._ask_status(name)
+        return content
+
+    async def time_of_day_s(self, name: str) -> float:
+        """What a broker's wall clock says, to the second. Raises DriverError if it does not answer."""
+        _, headers = await self._ask_status(name)
+        return parsedate_to_datetime(headers["Date"]).timestamp()
+
+    async def _ask_status(self, name: str) -> tuple[dict[str, Any], Mapping[str, str]]:
         node = self.nodes[name]
         if self._http is None:
             self._http = aiohttp.ClientSession(
@@ -268,10 +278,11 @@ class Driver(abc.ABC):
             async with self._http.get(f"http://{node.http}/status") as response:
                 response.raise_for_status()
                 content = json.loads(await response.read())
+                headers = response.headers
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise DriverError(f"{name} gives no status at http://{node.http}/status: {error}") from error
         assert isinstance(content, dict)
-        return content
+        return content, headers
 
     async def statuses(self, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """The status of every broker that is alive and answers, by name."""

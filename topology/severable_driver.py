@@ -5,11 +5,13 @@ LAN that is cut off has no ZooKeeper either, as behind a real WAN link.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any, Final
 
 from topology.children import Child
 from topology.driver import BOTH_WAYS, DEFAULT_SETTINGS, START_TIMEOUT_S, DriverSettings
+from topology.errors import DriverError
 from topology.gateway import Way
 from topology.local_driver import LocalNode
 from topology.model import Topology
@@ -17,6 +19,8 @@ from topology.process_driver import COMMAND_TIMEOUT_S, ProcessDriver
 from topology.wall_clock import WallClock
 
 SWITCHBOARD_ADDRESS: Final = "127.0.0.1"
+_CLOCK_NEAR_S: Final = 30.0
+"""A busy machine may take its time to answer; a shift is much longer."""
 
 
 class SeverableDriver(ProcessDriver):
@@ -119,6 +123,13 @@ class ShiftableDriver(SeverableDriver):
         """Let the wall clock of all brokers and applications be ahead of the machine's by so much."""
         assert self._clock is not None
         self._clock.shift(seconds)
+        for name, node in self.nodes.items():
+            if node.is_alive:
+                ahead_s = await self.time_of_day_s(name) - time.time()
+                if abs(ahead_s - seconds) > _CLOCK_NEAR_S:
+                    raise DriverError(
+                        f"{name} is {ahead_s:.0f} s ahead of the machine's clock, not {seconds:.0f}"
+                    )
 
     async def _start_ground(self) -> None:
         self._clock = await WallClock.make(self.directory)

@@ -6,9 +6,13 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from topology.errors import DriverError
+from topology.model import load_topology
+from topology.severable_driver import ShiftableDriver
 from topology.wall_clock import WallClock
 
 ASK = """
@@ -42,3 +46,21 @@ async def test_only_the_wall_clock_of_that_process_is_shifted(tmp_path: Path) ->
     finally:
         process.stdin.close()
         await asyncio.wait_for(process.wait(), 20.0)
+
+
+async def test_a_broker_that_does_not_see_the_shift_is_told_of(tmp_path: Path, monkeypatch) -> None:
+    """Else a drill would hold because nothing happened."""
+    driver = ShiftableDriver(load_topology("two-lans"))
+    (tmp_path / "offset").touch()
+    driver._clock = WallClock(tmp_path / "none.so", tmp_path / "offset")
+    monkeypatch.setattr(ShiftableDriver, "nodes", {"edge-1": SimpleNamespace(is_alive=True)})
+
+    async def time_of_day_s(name: str) -> float:
+        return time.time() - shown_s
+
+    monkeypatch.setattr(driver, "time_of_day_s", time_of_day_s)
+    shown_s = 3600.0
+    await driver.shift_wall_clock(-3600.0)
+    shown_s = 0.0
+    with pytest.raises(DriverError, match=r"edge-1 is -?[01] s ahead of the machine's clock, not -3600"):
+        await driver.shift_wall_clock(-3600.0)
