@@ -1,23 +1,18 @@
-"""One TCP connection between two nodes: handshake, frames in, frames out, heartbeats.
+"""One TCP connection between two nodes: frames in, frames out, heartbeats.
 
 States of a connection, and what moves it on:
 
-    dialled:   PROXY --200--> TLS --established--> HELLO_SENT --WELCOME--> OPEN --any end--> CLOSED
-    accepted:                 TLS --established--> AWAIT_HELLO --HELLO---> OPEN --any end--> CLOSED
-                                                   AWAIT_HELLO --HELLO--> HELD --answer--> OPEN
+    HANDSHAKE --both sides are introduced--> OPEN --any end--> CLOSED
 
-PROXY is skipped without a proxy, TLS where the node has no certificates; a node may hold peers before it
-answers them (`Hub.hold_edges`). Every state has one exit
-on error: CLOSED, with an enumerated reason, told to the peer in a CLOSE frame if the socket still
-works. Nothing is written outside OPEN but the handshake itself, which has one time limit in all.
-Data is written at most once per loop turn, and only while the socket's own buffer is small, so that
-what waits stays in the outbox where order can change.
+The handshake has steps of its own (`runtime.handshake`) and one time limit in all; nothing else is written
+before OPEN. Every state has one exit on error: CLOSED, with an enumerated reason, told to the peer in a
+CLOSE frame if the socket still works. Data is written at most once per loop turn, and only while the
+socket's own buffer is small, so that what waits stays in the outbox where order can change.
 """
 
 import asyncio
 import logging
 import socket
-from dataclasses import replace
 from enum import Enum, auto
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -29,8 +24,6 @@ from overlay.errors import CloseReason, ProtocolError
 from overlay.framing import FRAME_HEADER_BYTES, FrameReader, frame
 from overlay.limits import (
     ACKNOWLEDGE_EVERY_BYTES,
-    DRIFT_MAX_PPM,
-    HANDSHAKE_FRAME_MAX_BYTES,
     HANDSHAKE_TIMEOUT_NS,
     READ_AT_ONCE_BYTES,
     SECOND_NS,
@@ -42,12 +35,13 @@ from overlay.liveness import Liveness
 from overlay.locator import Locator
 from overlay.messages import Close, ControlMessage, FrameKind, Heartbeat, Hello, Role, Welcome
 from overlay.urgency import UNORDERED, class_least_ns
-from runtime.datagrams import Channel, Seal
+from runtime.datagrams import Channel
 from runtime.garbage import let_go
+from runtime.handshake import Handshake
 from runtime.inbox import Waiting
 from runtime.kernel import host_answers, read_rest
 from runtime.link import Link
-from runtime.tls import CertificateName, TlsChannel, speaks_tls
+from runtime.tls import CertificateName, TlsChannel
 
 if TYPE_CHECKING:
     from runtime.hub import Hub
@@ -63,20 +57,13 @@ NUMBER: Final = Struct("<Q")
 class State(Enum):
     """Where a connection is in its life."""
 
-    PROXY = auto()
-    TLS = auto()
-    HELLO_SENT = auto()
-    AWAIT_HELLO = auto()
-    HELD = auto()
+    HANDSHAKE = auto()
     OPEN = auto()
     CLOSED = auto()
 
 
 # What is asked for with every frame: finding a member of an enum takes longer than finding a name.
-_HELLO_SENT: Final[State] = State.HELLO_SENT
-_AWAIT_HELLO: Final[State] = State.AWAIT_HELLO
 _OPEN: Final[State] = State.OPEN
-_PROXY: Final[State] = State.PROXY
 _DATA: Final = int(FrameKind.DATA)
 _NUMBERED: Final = int(FrameKind.NUMBERED)
 _HEARTBEAT: Final = int(FrameKind.HEARTBEAT)
@@ -92,14 +79,12 @@ class Connection(asyncio.Protocol):
         self.link: Link | None = dialled
         self.liveness: Liveness | None = None
         self.closed: asyncio.Future[tuple[CloseReason, str]] = hub.loop.create_future()
-        self._dialled = dialled is not None
-        self._proxied = through_proxy_to
-        self._proxy_answer = b""
-        self._tls: TlsChannel | None = None
-        self._seal: Seal | None = None
+        self.tls: TlsChannel | None = None
         self.channel: Channel | None = None
         """For urgent frames, which TCP might hold up."""
-        self._state = _AWAIT_HELLO
+        self._state = State.HANDSHAKE
+        self._handshake: Handshake | None = Handshake(self, dialled, through_proxy_to)
+        """Until it is over: it refers to us, which would leave both to the garbage collector."""
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._writable = True
@@ -126,38 +111,33 @@ class Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOT_SENT_LOW_WATER_BYTES)
-        if not self._dialled:
+        if self.link is None:
             self.address = str((transport.get_extra_info("peername") or ("",))[0])
         self._timer = self.hub.loop.call_later(HANDSHAKE_TIMEOUT_NS / SECOND_NS, self._handshake_timed_out)
         self.hub.connection_opened(self)
-        if self._dialled and self._proxied is not None:
-            self._state = _PROXY
-            transport.write(f"CONNECT {self._proxied} HTTP/1.1\r\nHost: {self._proxied}\r\n\r\n".encode())
-        else:
-            self._begin()
+        assert self._handshake is not None
+        self._handshake.start()
 
     def data_received(self, data: bytes) -> None:
         """Bytes arrived."""
         try:
-            if self._state is _PROXY:
-                data = self._read_proxy_answer(data)
-            if self._tls is not None:
-                data = self._decrypt(self._tls, data)
+            if self._handshake is not None:
+                data = self._handshake.take_bytes(data, is_first=not self._reader.pending_bytes)
+            elif self.tls is not None:
+                data = self.decrypt(self.tls, data)
             if self.liveness is not None:
                 self.liveness.heard()
-            elif self._tls is None and not self._reader.pending_bytes and speaks_tls(data):
-                raise ProtocolError(CloseReason.TLS_FAILED, "the peer speaks TLS: give us certificates")
             self._reader.feed(data)
             self._process_frames(len(data))
         except ProtocolError as error:
             self.close(error.reason, error.detail)
 
     def _process_frames(self, new_bytes: int) -> None:
-        while self._state is _HELLO_SENT or self._state is _AWAIT_HELLO:
+        while self._handshake is not None and self._handshake.awaits_frame:
             frames = self._reader.take_frames(at_most=1)
             if not frames:
                 return
-            self._handle_handshake(*frames[0])
+            self._handshake.take_frame(*frames[0])
         at_once = self._waiting is None or (new_bytes <= READ_AT_ONCE_BYTES and self.hub.inbox.is_empty)
         while self._state is _OPEN and (taken := self._reader.take_frames()):
             for kind, body in taken:
@@ -197,7 +177,7 @@ class Connection(asyncio.Protocol):
     def send_control(self, message: ControlMessage) -> None:
         """Write a control frame at once; it may overtake waiting data."""
         if self._transport is not None and self._state is not State.CLOSED:
-            self._write(encode(message))
+            self.write(encode(message))
             self._give_up_if_unread()
 
     def write_again(self, frames: list[bytes]) -> None:
@@ -207,13 +187,13 @@ class Connection(asyncio.Protocol):
                 assert self.link is not None
                 first = self.link.outbox.next_unacknowledged
                 frames = [_numbered(number, frame) for number, frame in enumerate(frames, first)]
-            self._write(b"".join(frames))
+            self.write(b"".join(frames))
 
     def write_numbered(self, number: int) -> None:
         """Write a frame that was lost as a datagram."""
         frame = self.link.outbox.frame(number) if self.link is not None else None
         if frame is not None and self._state is _OPEN:
-            self._write(_numbered(number, frame))
+            self.write(_numbered(number, frame))
 
     def take_numbered(self, number: int, body: bytes, *, has_waited: bool = False) -> None:
         """Process a data frame, by whichever way it came; what has come before is passed over.
@@ -276,10 +256,12 @@ class Connection(asyncio.Protocol):
         self._close_reason = reason
         self._close_detail = detail
         if self._transport is not None:
-            if self._tls is not None and (self._state is State.TLS or reason is CloseReason.TLS_FAILED):
-                self._transport.write(self._tls.take())
-            elif self._state is not _PROXY:
-                self._write(encode(Close(reason, detail[:512])))
+            handshake = self._handshake
+            encrypting = handshake is not None and handshake.is_encrypting
+            if self.tls is not None and (encrypting or reason is CloseReason.TLS_FAILED):
+                self._transport.write(self.tls.take())
+            elif handshake is None or handshake.has_reached_peer:
+                self.write(encode(Close(reason, detail[:512])))
             self._close_transport(self._transport)
         self._finish()
 
@@ -361,163 +343,59 @@ class Connection(asyncio.Protocol):
         if channel.is_usable(now_ns):
             self._unacknowledged_bytes = 0
 
-    # Handshake
+    # The handshake: called by it, or by the hub about it
+
+    def write(self, data: bytes) -> None:
+        """Write to the peer, encrypted if the connection is."""
+        assert self._transport is not None
+        self._transport.write(data if self.tls is None else self.tls.encrypt(data))
+
+    def write_plain(self, data: bytes) -> None:
+        """Write as it is: to a proxy, or what TLS itself has to say."""
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def decrypt(self, tls: TlsChannel, data: bytes) -> bytes:
+        """What the peer has sent; TLS may have to answer something."""
+        plain = tls.decrypt(data)
+        if (answer := tls.take()) and self._transport is not None:
+            self._transport.write(answer)
+        return plain
 
     @property
     def peer_certificate(self) -> CertificateName | None:
         """Whom the peer's certificate is for; None without TLS, or if it has none."""
-        return self._tls.peer if self._tls is not None else None
+        return self.tls.peer if self.tls is not None else None
 
-    def _begin(self) -> None:
-        """The peer can be talked to: encrypt if we have certificates, then introduce ourselves."""
-        if self.hub.tls is not None and self._tls is None:
-            assert self._transport is not None
-            self._state = State.TLS
-            self._tls = self.hub.tls.dial() if self._dialled else self.hub.tls.accept()
-            if self._dialled:
-                self._transport.write(self._tls.start())
-        elif self._dialled:
-            assert self.link is not None
-            self._state = _HELLO_SENT
-            hello = self.hub.hello_for(self.link)
-            port = self.hub.datagrams_for(self.link)
-            if port is not None and self._proxied is None:
-                self._seal = port.new_seal()
-                hello = replace(hello, datagrams=str(self._seal))
-            self._write(encode(hello))
-        else:
-            self._state = _AWAIT_HELLO
-
-    def _decrypt(self, tls: TlsChannel, data: bytes) -> bytes:
-        if tls.is_fresh and len(data) > 2 and not speaks_tls(data):
-            self._tls, self._state = None, _AWAIT_HELLO  # so that the peer can read the answer
-            raise ProtocolError(CloseReason.TLS_FAILED, "only TLS is spoken here: give certificates")
-        plain = tls.decrypt(data)
-        if (answer := tls.take()) and self._transport is not None:
-            self._transport.write(answer)
-        if self._state is State.TLS and tls.is_established:
-            self._begin()
-        return plain
-
-    def _write(self, data: bytes) -> None:
+    @property
+    def peer_host(self) -> str:
+        """The address of the other end."""
         assert self._transport is not None
-        self._transport.write(data if self._tls is None else self._tls.encrypt(data))
+        return str(self._transport.get_extra_info("peername")[0])
 
-    def _read_proxy_answer(self, data: bytes) -> bytes:
-        """Consume the proxy's answer to CONNECT; returns the bytes after it."""
-        self._proxy_answer += data
-        head, separator, rest = self._proxy_answer.partition(b"\r\n\r\n")
-        if len(head) > HANDSHAKE_FRAME_MAX_BYTES:
-            raise ProtocolError(
-                CloseReason.BAD_FRAME,
-                f"the proxy's answer does not end within {HANDSHAKE_FRAME_MAX_BYTES} bytes",
-            )
-        if not separator:
-            return b""
-        status = head.split(b"\r\n", 1)[0].split(b" ", 2)
-        if len(status) < 2 or status[1] != b"200":
-            raise ProtocolError(CloseReason.LOST, f"the proxy answered {head[:80]!r}")
-        self._proxy_answer = b""
-        self._begin()
-        return rest
-
-    def _handle_handshake(self, kind: int, body: bytes) -> None:
-        message = decode(kind, body) if kind != _DATA else None
-        if isinstance(message, Close):
-            self._peer_closed(message)
-        elif self._state is _AWAIT_HELLO and isinstance(message, Hello):
-            if self.hub.holds(message, self.peer_certificate):
-                self._hold(message)
-            else:
-                self._welcome(message)
-        elif self._state is _HELLO_SENT and isinstance(message, Welcome):
-            assert self.link is not None
-            _check_drift(message.drift_ppm)
-            self.hub.admit_welcome(self.link, message, self.peer_certificate)
-            self._replace_connection_of(self.link)
-            self._attach(self.link, message.incarnation, message.received, message.drift_ppm)
-            self._open_datagrams(message)
-            self._open(self.hub.heartbeat_ns_for(self.link))
-        else:
-            raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"kind {kind} during the handshake")
-
-    def _hold(self, hello: Hello) -> None:
-        """Answer later, and read nothing until then."""
+    def hold(self) -> None:
+        """Read nothing until the peer is answered."""
         assert self._transport is not None
-        self._state = State.HELD
         self._transport.pause_reading()
-        self.hub.hold(self, hello)
 
     def answer(self, hello: Hello) -> None:
         """Admit a peer that was held."""
-        if self._state is not State.HELD:
+        if self._handshake is None or not self._handshake.is_held:
             return
         assert self._transport is not None
-        self._state = _AWAIT_HELLO
         self._transport.resume_reading()
         try:
-            self._welcome(hello)
+            self._handshake.answer(hello)
             self._process_frames(0)
         except ProtocolError as error:
             self.close(error.reason, error.detail)
 
-    def _welcome(self, hello: Hello) -> None:
-        _check_drift(hello.drift_ppm)
-        link, welcome = self.hub.admit_hello(hello, self.peer_certificate)
-        received = hello.received if hello.peer_incarnation == self.hub.identity.incarnation else 0
-        link.check_resume(hello.incarnation, received)
-        self._replace_connection_of(link)
-        self.link = link
-        # What the connection before this one had brought counts by now.
-        goes_on = hello.incarnation == link.peer_incarnation
-        welcome = replace(welcome, received=link.received if goes_on else 0)
-        self._attach(link, hello.incarnation, received, hello.drift_ppm)
-        self._write(encode(self._with_datagrams(link, hello, welcome)))
-        self._open(hello.heartbeat_ns)
-
-    def _with_datagrams(self, link: Link, hello: Hello, welcome: Welcome) -> Welcome:
-        """Our answer, with a channel for datagrams if both sides take them."""
-        port = self.hub.datagrams_for(link)
-        theirs = Seal.parse(hello.datagrams)
-        if port is None or theirs is None:
-            return welcome
-        ours = port.new_seal()
-        self.channel = port.open_channel(self, ours, theirs, None)
-        return replace(welcome, datagrams=str(ours), datagram_port=port.port)
-
-    def _open_datagrams(self, welcome: Welcome) -> None:
-        assert self.link is not None and self._transport is not None
-        port = self.hub.datagrams_for(self.link)
-        theirs = Seal.parse(welcome.datagrams)
-        if port is not None and theirs is not None and self._seal is not None:
-            host = self._transport.get_extra_info("peername")[0]
-            self.channel = port.open_channel(self, self._seal, theirs, (host, welcome.datagram_port))
-
-    def _attach(self, link: Link, incarnation: int, received: int, theirs_ppm: int) -> None:
-        """Give the link this connection; it reckons with the worse of both clocks, as each side says.
-
-        What a broker passes on has been measured by its clock, and nobody after us knows of that clock:
-        if it is worse than ours, ages are unknown. Births at a client are put back instead.
-        """
-        ours_ppm = self.hub.identity.drift_ppm
-        worse_ppm = theirs_ppm if theirs_ppm > ours_ppm else 0
-        link.attach(self, incarnation, received, max(ours_ppm, theirs_ppm), worse_ppm)
-        if worse_ppm and Role.CLIENT not in (link.role, self.hub.identity.role):
-            link.clock.stay_unknown()
-            log.warning(
-                "a broker's clock may drift more than ours, so the ages of messages from it are unknown: "
-                "give all brokers the same clock_drift_ppm, that of the worst clock",
-                extra={"peer": link.peer, "theirs_ppm": theirs_ppm, "ours_ppm": ours_ppm},
-            )
-
-    def _replace_connection_of(self, link: Link) -> None:
-        if link.connection is not None:
-            link.connection.close(CloseReason.REPLACED, "the peer connected again")
-
-    def _open(self, heartbeat_ns: int) -> None:
+    def open_up(self, heartbeat_ns: int) -> None:
+        """Both sides are introduced: messages may flow."""
         assert self.link is not None and self._transport is not None and self._timer is not None
         self._timer.cancel()
         self._state = _OPEN
+        self._handshake = None
         self._reader.open_up()
         self._arrived = self.link.received
         roles = {self.hub.identity.role, self.link.role}
@@ -530,6 +408,18 @@ class Connection(asyncio.Protocol):
         self.hub.connection_ready(self)
         if not self.link.holds_data:
             self.link.release_data()
+
+    def peer_closed(self, message: Close) -> None:
+        """The peer has ended the connection and says why."""
+        try:
+            reason = CloseReason(message.reason)
+        except ValueError:
+            reason = CloseReason.GOODBYE
+        self._close_reason = reason
+        self._close_detail = f"the peer says: {message.detail or message.reason}"
+        if self._transport is not None:
+            self._close_transport(self._transport)
+        self._finish()
 
     def _handshake_timed_out(self) -> None:
         self.close(
@@ -562,7 +452,7 @@ class Connection(asyncio.Protocol):
             if not self.is_open:
                 return
             if isinstance(message, Close):
-                self._peer_closed(message)
+                self.peer_closed(message)
             elif isinstance(message, Hello | Welcome):
                 raise ProtocolError(CloseReason.UNEXPECTED_FRAME, f"{type(message).__name__} twice")
             else:
@@ -604,7 +494,7 @@ class Connection(asyncio.Protocol):
     def _send_heartbeat(self, now_ns: int) -> None:
         assert self.liveness is not None and self.link is not None and self._transport is not None
         self._unacknowledged_bytes = 0
-        self._write(encode_heartbeat(self.liveness.heartbeat(now_ns, self.link.received)))
+        self.write(encode_heartbeat(self.liveness.heartbeat(now_ns, self.link.received)))
         self._give_up_if_unread()
 
     def _give_up_if_unread(self) -> None:
@@ -639,7 +529,7 @@ class Connection(asyncio.Protocol):
                     if not self.channel.offer(number, frame, now_ns)
                 ]
             if frames:
-                self._write(frames[0] if len(frames) == 1 else b"".join(frames))
+                self.write(frames[0] if len(frames) == 1 else b"".join(frames))
             room = WRITE_HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
         # With a full window, the next acknowledgement flushes; with a full socket, its draining.
 
@@ -650,17 +540,6 @@ class Connection(asyncio.Protocol):
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         while sock is not None and self._state is _OPEN and (data := read_rest(sock)):
             self.data_received(data)
-
-    def _peer_closed(self, message: Close) -> None:
-        try:
-            reason = CloseReason(message.reason)
-        except ValueError:
-            reason = CloseReason.GOODBYE
-        self._close_reason = reason
-        self._close_detail = f"the peer says: {message.detail or message.reason}"
-        if self._transport is not None:
-            self._close_transport(self._transport)
-        self._finish()
 
     def _close_transport(self, transport: asyncio.Transport) -> None:
         """Let the last bytes out, but not for ever: a peer may have stopped reading."""
@@ -675,6 +554,7 @@ class Connection(asyncio.Protocol):
             return
         was_open = self._state is _OPEN
         self._state = State.CLOSED
+        self._handshake = None
         if self.channel is not None:
             self.channel.close()
             self.channel = None  # it refers to us, which would leave both to the garbage collector
@@ -688,11 +568,3 @@ class Connection(asyncio.Protocol):
 def _numbered(number: int, data: bytes) -> bytes:
     """A data frame with its number, as it travels on a connection with a channel for datagrams."""
     return frame(_NUMBERED, NUMBER.pack(number) + data[FRAME_HEADER_BYTES:])
-
-
-def _check_drift(ppm: int) -> None:
-    """No peer may say that its clock is good for nothing, or perfect."""
-    if not 0 < ppm <= DRIFT_MAX_PPM:
-        raise ProtocolError(
-            CloseReason.BAD_MESSAGE, f"a clock drift of {ppm} ppm: it must be 1 to {DRIFT_MAX_PPM}"
-        )
