@@ -35,7 +35,7 @@ from edge_broker.direct import DECIDE_S, DirectPaths
 from edge_broker.model import Peer
 from overlay.discovery import Announcement
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import EDGES_TOLD_MAX_BYTES, FRAME_TARGET_BYTES, OUTBOX_SOFT_BYTES, SECOND_NS
+from overlay.limits import EDGES_TOLD_MAX_BYTES, FRAME_TARGET_BYTES, MIB, OUTBOX_SOFT_BYTES, SECOND_NS
 from overlay.locator import Locator
 from overlay.messages import (
     ControlMessage,
@@ -97,6 +97,7 @@ class EdgeBroker:
             retain_more,
             config.delays,
             tracer=self.tracer,
+            retained_most_bytes=config.retained_mb * MIB,
         )
         self.session = Session(
             config.zookeeper,
@@ -636,5 +637,6 @@ class EdgeBroker:
             "Messages sent on a second path for want of an acknowledgement in time.",
             statistics.messages_from_reserve,
         )
+        yield gauge("isthmus_retained_bytes", "Memory for messages kept.", statistics.retained_bytes)
         yield counters("isthmus_path_bytes", "Bytes sent by path.", "path", self.direct.statistics()["bytes"])
         yield from hub_metrics(self.hub, [link.statistics() for link in self.broker_links()])

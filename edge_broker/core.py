@@ -72,12 +72,18 @@ from overlay.batch import (
 from overlay.bounds import Delays, retention_without_replication
 from overlay.delay import add_shifts, put_back_ns
 from overlay.errors import CloseReason, ProtocolError
-from overlay.limits import ENDPOINT_ID_MAX, RESUME_NS, SECOND_NS, UNSENT_MAX_MESSAGES
+from overlay.limits import (
+    ENDPOINT_ID_MAX,
+    RESUME_NS,
+    RETAINED_MAX_BYTES,
+    SECOND_NS,
+    UNSENT_MAX_MESSAGES,
+)
 from overlay.messages import EndpointKind
 from overlay.outbox import Outbox
 from overlay.paths import Choice
 from overlay.qos import TopicQos
-from overlay.retention import Retention
+from overlay.retention import Retention, Room, make_room
 from overlay.schedule import granule_born_ns
 from overlay.trace import Reason
 from overlay.tracer import Tracer, threshold_of
@@ -106,8 +112,10 @@ class EdgeCore:
         delays: Delays | None = None,
         unsent_most: int = UNSENT_MAX_MESSAGES,
         tracer: Tracer | None = None,
+        retained_most_bytes: int = RETAINED_MAX_BYTES,
     ) -> None:
         """With `retain_more`, keep one message more where that spares replication (FRAME+)."""
+        self._room = Room(retained_most_bytes)
         self._tracer = tracer
         self._unsent_most = unsent_most
         self._edge = edge
@@ -184,7 +192,7 @@ class EdgeCore:
         if kind is EndpointKind.PUBLISHER:
             publisher = topic.publishers.get(endpoint)
             if publisher is None:
-                retention = Retention(self._retention_of(topic), self._unsent_most)
+                retention = Retention(self._retention_of(topic), self._unsent_most, self._room)
                 publisher = Publisher(endpoint, topic, client, retention)
                 topic.publishers[endpoint] = publisher
             elif publisher.client is not client:
@@ -246,6 +254,7 @@ class EdgeCore:
             patience_ns = _UNSENT_LINGER_NS if publisher.retention.unsent else _RETENTION_LINGER_NS
             if now_ns - publisher.departed_ns > patience_ns:
                 self._dispatch.dropped[DropReason.NO_ROUTER] += publisher.retention.unsent
+                publisher.retention.forget()
                 del topic.publishers[publisher.publisher_id]
         self.resuming.expire(topic, now_ns)
         if topic.histories:
@@ -472,6 +481,7 @@ class EdgeCore:
         if run_route is not None:
             run = cut_run(run_messages, data, run_start, run_end, came)
             self._dispatch.send(run_route, run, run_born_ns, touched, now_ns)
+        self._keep_within_room()
         return len(publishers), touched
 
     def admit_from_broker(
@@ -578,6 +588,7 @@ class EdgeCore:
             messages_held=self._order.held_total,
             messages_repeated=self._dispatch.repeated,
             messages_from_reserve=self._dispatch.from_reserve,
+            retained_bytes=self._room.used_bytes,
             path_changes=self._targets.path_changes,
             target_changes=self._targets.changes,
             dropped=dict(self._dispatch.dropped),
@@ -599,6 +610,10 @@ class EdgeCore:
             assert topic.via_routing or set(topic.direct) == set(topic.remote_edges)
             for history in topic.histories.values():
                 history.validate()
+        kept_bytes = [
+            item.retention.kept_bytes for topic in self._topics.values() for item in topic.publishers.values()
+        ]
+        assert self._room.used_bytes == sum(kept_bytes)
         for client in self._clients.values():
             client.outbox.validate()
 
@@ -615,6 +630,18 @@ class EdgeCore:
         dropped = retention.dropped
         retention.keep_unsent(data[start:end])
         self._dispatch.dropped[DropReason.NO_ROUTER] += retention.dropped - dropped
+
+    def _keep_within_room(self) -> None:
+        """If too much is kept, what was never sent and has to go is lost for want of a routing broker."""
+        if self._room.used_bytes <= self._room.most_bytes:
+            return
+        retentions = [
+            publisher.retention for topic in self._topics.values() for publisher in topic.publishers.values()
+        ]
+        dropped = sum(retention.dropped for retention in retentions)
+        make_room(self._room, retentions)
+        dropped = sum(retention.dropped for retention in retentions) - dropped
+        self._dispatch.dropped[DropReason.NO_ROUTER] += dropped
 
     def _retention_of(self, topic: Topic) -> int:
         if self._retain_more is None or not topic.qos.kept_messages:

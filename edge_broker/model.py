@@ -295,6 +295,8 @@ class EdgeStatistics:
     """Given again to subscribers that came from another edge."""
     messages_from_reserve: int
     """Sent to the routing broker because an edge had not acknowledged them in time."""
+    retained_bytes: int
+    """Memory for what is kept for sending again or waits for a routing broker."""
     path_changes: int
     target_changes: int
     dropped: Mapping[str, int]

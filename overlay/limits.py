@@ -100,6 +100,9 @@ RETENTION_DEFAULT: Final = 64
 RETENTION_MAX: Final = 65_536
 UNSENT_MAX_MESSAGES: Final = 65_536
 """Messages of one publisher an edge keeps while no routing broker can be reached."""
+RETAINED_MAX_BYTES: Final = 256 * MIB
+"""Memory for what an edge keeps of all publishers, unless configured."""
+RETAINED_MIN_BYTES: Final = 16 * MIB
 UNROUTED_MAX_BYTES: Final = 8 * MIB
 """What a routing broker keeps for topics whose routes it is still reading."""
 UNROUTED_MAX_NS: Final = 3 * SECOND_NS

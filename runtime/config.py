@@ -38,6 +38,8 @@ from overlay.limits import (
     MIB,
     MILLISECOND_NS,
     OUTBOX_MAX_BYTES,
+    RETAINED_MAX_BYTES,
+    RETAINED_MIN_BYTES,
     SUBSCRIBER_PENDING_BYTES,
 )
 from overlay.locator import Locator
@@ -215,6 +217,8 @@ class EdgeConfig(BrokerConfig):
     broker), both (also straight to the other edge) or adaptive."""
     in_time: float = IN_TIME_WANTED
     """Share of messages that should keep their deadline; the adaptive choice of paths goes by it."""
+    retained_mb: int = RETAINED_MAX_BYTES // MIB
+    """Memory for messages that are kept for sending again or wait for a routing broker."""
     retain_more: bool = False
     """Keep one message more of topics where that spares replication (FRAME+)."""
     discovery: bool = True
@@ -245,6 +249,10 @@ class EdgeConfig(BrokerConfig):
             raise ConfigurationError(
                 f"subscriber_pending_bytes is {self.subscriber_pending_bytes}: "
                 f"it must be from {FRAME_MAX_BYTES} to {OUTBOX_MAX_BYTES}"
+            )
+        if self.retained_mb < RETAINED_MIN_BYTES // MIB:
+            raise ConfigurationError(
+                f"retained_mb is {self.retained_mb}: it must be at least {RETAINED_MIN_BYTES // MIB}"
             )
         if self.tokens and not self.access:
             raise ConfigurationError("tokens are given and access is not: without rules nobody asks for them")

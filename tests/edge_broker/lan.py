@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from edge_broker.core import EdgeCore
 from edge_broker.model import Peer, Topic
-from overlay.limits import UNSENT_MAX_MESSAGES
+from overlay.limits import RETAINED_MAX_BYTES, UNSENT_MAX_MESSAGES
 from overlay.messages import EndpointKind, Message
 from overlay.outbox import Outbox
 from overlay.qos import TopicQos
@@ -21,8 +21,15 @@ HERE, NEIGHBOUR, REMOTE = ("plant", "e1"), ("plant", "e2"), ("office", "e9")
 class Lan:
     """An edge core with one publishing and one subscribing client, and outboxes for its brokers."""
 
-    def __init__(self, qos: TopicQos = RELIABLE, unsent_most: int = UNSENT_MAX_MESSAGES) -> None:
-        self.core = EdgeCore("e1", "plant", ORIGIN, unsent_most=unsent_most)
+    def __init__(
+        self,
+        qos: TopicQos = RELIABLE,
+        unsent_most: int = UNSENT_MAX_MESSAGES,
+        retained_most_bytes: int = RETAINED_MAX_BYTES,
+    ) -> None:
+        self.core = EdgeCore(
+            "e1", "plant", ORIGIN, unsent_most=unsent_most, retained_most_bytes=retained_most_bytes
+        )
         self.topic = self.core.ensure_topic(1, "t", qos)
         self.publisher = self.core.client("client:p", Outbox())
         self.core.add_endpoint(self.publisher, PUB, 100, self.topic)

@@ -3,13 +3,14 @@
 import pytest
 
 from edge_broker.model import DropReason
-from overlay.limits import FRAME_MAX_BYTES, MILLISECOND_NS, SECOND_NS
+from overlay.limits import FRAME_MAX_BYTES, MIB, MILLISECOND_NS, SECOND_NS
 from overlay.outbox import Outbox
 from overlay.qos import BEST_EFFORT
 from tests.edge_broker.lan import (
     HERE,
     NOW,
     PUB,
+    RELIABLE,
     REMOTE,
     RETENTION,
     Lan,
@@ -267,6 +268,36 @@ def test_beyond_the_limit_of_unsent_messages_the_oldest_are_lost_and_counted() -
     assert lan.dropped == {DropReason.NO_ROUTER: 2}
     lan.router_up("r1")
     assert lan.sent_to("r1") == [3, 4, 5, 6, 7, 8]
+
+
+def test_what_waits_for_a_router_takes_no_more_memory_than_it_may() -> None:
+    """And few large messages do not push out many small ones."""
+    lan = Lan(retained_most_bytes=MIB)
+    other = lan.core.ensure_topic(2, "pictures", RELIABLE)
+    lan.core.add_endpoint(lan.publisher, PUB, 101, other)
+    lan.interest(REMOTE)
+    lan.interest(REMOTE, publishers=(101,), topic=other)
+    for number in range(1, 201):
+        lan.publish(1)
+        picture = a_message(number, 20_000, publisher=101, topic_id=2)
+        lan.core.admit_from_client(lan.publisher, body_of([picture], origin=55), 0, NOW)
+        lan.core.validate()
+        kept = [len(message) for message in other.publishers[101].retention.messages]
+        assert sum(kept) < MIB
+    lost = 200 - len(kept)
+    assert lan.dropped == {DropReason.NO_ROUTER: lost}
+    lan.router_up("r1")
+    sent = [(message.publisher, message.sequence) for message in drain(lan.outboxes["r1"])]
+    assert sorted(sent) == [
+        *((100, number) for number in range(1, 201)),
+        *((101, number) for number in range(lost + 1, 201)),
+    ]
+    lan.router_down("r1")
+    lan.core.validate()
+    lan.core.remove_endpoint(lan.publisher, 101, NOW)
+    lan.core.expire(NOW + 1_000 * SECOND_NS)
+    lan.core.validate()
+    assert not other.publishers
 
 
 def test_what_is_too_much_to_take_back_from_a_lost_router_is_counted() -> None:

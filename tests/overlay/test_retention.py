@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.batch import encode_message
-from overlay.retention import Retention
+from overlay.retention import Retention, Room, make_room
 
 UNSENT_MAX = 6
 _OPERATIONS = ("router up", "router down", "acknowledge", "forget", "forget sent", "nobody waits")
@@ -166,3 +166,59 @@ def test_a_subscriber_resumes_with_what_is_kept_beyond_its_position(
         expected = [sequence for sequence in kept if sequence > position]
     assert retention.after(position) == [_message(sequence) for sequence in expected]
     assert len(retention) == len(kept)
+
+
+def test_room_is_counted_however_messages_come_and_go() -> None:
+    room = Room(10**9)
+    one, other = Retention(2, UNSENT_MAX, room), Retention(3, UNSENT_MAX, room)
+
+    def check() -> None:
+        one.validate()
+        other.validate()
+        assert room.used_bytes == one.kept_bytes + other.kept_bytes
+
+    for sequence in range(1, 6):
+        one.keep_sent(_message(sequence))
+        other.keep_unsent(_message(sequence))
+        check()
+    one.recall({sequence: _message(sequence) for sequence in range(1, 12)})
+    check()
+    assert one.dropped
+    other.resend()
+    other.resize(1)
+    other.forget_sent()
+    check()
+    one.forget()
+    check()
+    assert room.used_bytes == 0
+
+
+def test_who_keeps_most_makes_room_with_its_oldest() -> None:
+    room = Room(20_000)
+    small, large = Retention(10, room=room), Retention(10, room=room)
+    for sequence in range(1, 11):
+        small.keep_unsent(_message(sequence))
+        large.keep_unsent(encode_message(1, 3, sequence, 0, bytes(3_000)))
+    make_room(room, [small, large])
+    small.validate()
+    large.validate()
+    assert room.used_bytes <= 20_000 * 15 // 16
+    assert (len(small), small.dropped) == (10, 0)
+    assert len(large) == large.unsent == 10 - large.dropped
+    assert large.messages[-1] == encode_message(1, 3, 10, 0, bytes(3_000)), "the newest stay"
+    large.keep_unsent(_message(11))
+    assert large.resend()[-1] == _message(11)
+
+
+def test_what_was_sent_makes_room_before_what_was_not() -> None:
+    room = Room(1)
+    retention = Retention(4, room=room)
+    for sequence in (1, 2):
+        retention.keep_sent(_message(sequence))
+    for sequence in (3, 4):
+        retention.keep_unsent(_message(sequence))
+    retention.make_room(1)
+    assert (len(retention), retention.unsent, retention.dropped) == (3, 2, 0)
+    make_room(room, [retention])
+    assert (len(retention), retention.unsent, retention.dropped) == (0, 0, 2)
+    assert room.used_bytes == 0

@@ -126,6 +126,7 @@ def test_a_file_without_the_section_changes_nothing(tmp_path: Path) -> None:
         ({"log_level": "loud"}, ["log_level is 'loud'", "use debug, info, warning or error"]),
         ({"log_style": "xml"}, ["log_style is 'xml'", "use text or json"]),
         ({"zookeeper": 2181}, ["--zookeeper is 2181", "give text"]),
+        ({"retained_mb": 15}, ["retained_mb is 15", "at least 16"]),
         ({"trace_quota_mb": 127}, ["trace_quota_mb is 127", "at least 128", "trace_sample"]),
         ({"trace_quota_mb": -1}, ["trace_quota_mb is -1", "at least 128"]),
         ({"trace_quota_mb": "1 GB"}, ["--trace-quota-mb is '1 GB'", "a whole number"]),
