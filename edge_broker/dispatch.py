@@ -131,10 +131,9 @@ class Dispatch:
         """
         if born_ns == UNKNOWN_BIRTH:
             deadline = route.unsure.until_ns = now_ns + route.deadline_ns
-        elif born_ns + route.deadline_ns < route.unsure.until_ns:
-            deadline = route.unsure.until_ns
         else:
             deadline = born_ns + route.deadline_ns
+        least_ns = route.unsure.until_ns
         if run.came is not None and self._tracer is not None and not route.peers:
             self._tracer.received(run)
         tickets: list[Ticket] = []
@@ -155,6 +154,7 @@ class Dispatch:
                 now_ns,
                 ticket,
                 route.level,
+                least_ns,
             )
             if dropped:
                 self.dropped[DropReason.OUTBOX_FULL] += dropped
@@ -162,5 +162,5 @@ class Dispatch:
         if tickets and route.reserve is not None:
             due_ns = (read_i64_le(run.data, BORN_OFFSET) or now_ns) + route.reserve_after_ns
             self._reserved += 1
-            reserve = Reserve(deadline, header.urgency, run, route.reserve, tickets)
+            reserve = Reserve(max(deadline, least_ns), header.urgency, run, route.reserve, tickets)
             heappush(self._reserves, (due_ns, self._reserved, reserve))

@@ -185,11 +185,13 @@ class Outbox:
         now_ns: int,
         ticket: Ticket | None = None,
         level: int = LEVEL_OF_CLASS,
+        least_ns: int = 0,
     ) -> int:
         """Queue a run. Returns how many waiting messages had to be dropped to make room.
 
-        Runs of one publisher must not be given a more urgent `level` while others of it wait. Without a
-        deadline there are no levels: first come, first served.
+        It is not due before `least_ns`, which keeps it behind those that were given that as a deadline,
+        whatever their origin. Runs of one publisher must not be given a more urgent `level` while others of
+        it wait. Without a deadline there are no levels: first come, first served.
         """
         if not self._waiting_messages:
             self._busy_since_ns = now_ns
@@ -200,6 +202,7 @@ class Outbox:
                 self._compare_shift(origin, clock_shift_ns)
             if self._last_later_ns:
                 deadline_ns += self._last_later_ns
+            deadline_ns = max(deadline_ns, least_ns)
         if level < 0 or not deadline_ns:
             level = _level_of(urgency) if deadline_ns else 0
         waiting = _Waiting(level, urgency, origin, clock_shift_ns, run, ticket)

@@ -453,9 +453,9 @@ class RouterCore:
             born_ns = now_ns
         deadline = 0
         if self._by_deadline:
-            deadline = max(born_ns + route.deadline_ns, route.unsure.until_ns)
+            deadline = born_ns + route.deadline_ns
             if not known:
-                route.unsure.until_ns = deadline
+                route.unsure.until_ns = deadline = max(deadline, route.unsure.until_ns)
         copy: Copy | None = None
         if route.backup is not None and (
             route.replicates or (route.backup != _NOBODY and _is_overloaded(route, now_ns))
@@ -478,6 +478,7 @@ class RouterCore:
                 now_ns,
                 copy,
                 route.level,
+                route.unsure.until_ns,
             )
             if dropped:
                 self._dropped[DropReason.OUTBOX_FULL] += dropped

@@ -344,17 +344,15 @@ class Faults:
     def _close_member(self) -> tuple[str, Heal]:
         name = self._randomness.choice(MEMBERS)
         self._overlay.close_member(name)
-        return f"close {name}", lambda: self._overlay.open_member(name)
+        heal = self._excused_if_sessions_end(lambda: self._overlay.open_member(name))
+        return f"close {name}", heal
 
     def _cut_member_off(self) -> tuple[str, Heal]:
         name = self._randomness.choice(MEMBERS)
         member, _ = self._overlay.members[name]
         member.cut_off = True
 
-        def heal() -> None:
-            member.rejoin()
-
-        return f"cut {name} from its ensemble", heal
+        return f"cut {name} from its ensemble", self._excused_if_sessions_end(member.rejoin)
 
     def _lag_member(self) -> tuple[str, Heal]:
         name = self._randomness.choice(MEMBERS)
@@ -365,7 +363,7 @@ class Faults:
             member.lag_s = 0.0
             member.catch_up()
 
-        return f"{name} lags by {member.lag_s:.2f} s", heal
+        return f"{name} lags by {member.lag_s:.2f} s", self._excused_if_sessions_end(heal)
 
     def _close_all_members(self) -> tuple[str, Heal]:
         overlay = self._overlay
@@ -378,7 +376,7 @@ class Faults:
             for name in MEMBERS:
                 overlay.open_member(name)
 
-        return "close all of ZooKeeper", heal
+        return "close all of ZooKeeper", self._excused_if_sessions_end(heal)
 
     def _expire_session(self) -> tuple[str, Heal]:
         sessions = list(self._overlay.ensemble.sessions)
@@ -503,22 +501,34 @@ class Faults:
         overlay.network.kernel.call_later(PLANNED_FAILOVER_MS / 1000, look)
         return self._excused(clients, heal, _ON_ITS_WAY_NS, applies=applies)
 
-    def _excused_if_session_ends(self, broker: RouterProcess | EdgeProcess, heal: Heal) -> Heal:
+    def _excused_if_session_ends(
+        self, broker: RouterProcess | EdgeProcess, heal: Heal, *, alive: bool = False
+    ) -> Heal:
         """Who is served by an edge whose session ends misses what is published until it has registered again.
 
         A routing broker whose session ends is replaced as if it had died. That costs nobody more than the
-        tolerance, unless something else happens to the data plane before all is well again.
+        tolerance, unless something else happens to the data plane before all is well again. `alive`: not if
+        the session ended because its broker died.
         """
         overlay = self._overlay
         session = broker.broker.session.session_id if broker.broker is not None else 0
         clients = self._clients_of(broker) if isinstance(broker, EdgeProcess) else overlay.clients
         faults = self._data_faults - (self._data is not None)
+        starts = broker.starts
 
         def applies() -> bool:
             ended = session not in overlay.ensemble.sessions
+            if alive and (not session or broker.starts != starts or not broker.is_alive):
+                return False
             return ended and (isinstance(broker, EdgeProcess) or self._data_faults > faults)
 
         return self._excused(clients, heal, _ON_ITS_WAY_NS, applies=applies)
+
+    def _excused_if_sessions_end(self, heal: Heal) -> Heal:
+        """The same for all routing brokers: ZooKeeper itself has a fault, and anybody's session may end."""
+        for broker in self._overlay.routers:
+            heal = self._excused_if_session_ends(broker, heal, alive=True)
+        return heal
 
     def _excused_if_moved(self, heal: Heal) -> Heal:
         """A primary that is replaced while it cannot reach an edge keeps what waits for it.

@@ -245,6 +245,9 @@ class SimulatedOverlay:
         leaders = [router.name for router in self.routers if router.broker and router.broker.is_leader]
         if len(leaders) != 1:
             return f"leaders: {leaders}"
+        for edge in self.edges:
+            if edge.broker is not None and edge.broker.core.has_held:
+                return f"{edge.name} holds messages back"
         for topic in self.topics:
             if wrong := self._wrong_with(topic):
                 return wrong

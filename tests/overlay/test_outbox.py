@@ -14,6 +14,7 @@ from overlay.batch import (
     Run,
     decode_batch_header,
     decode_messages,
+    encode_message,
 )
 from overlay.limits import FRAME_TARGET_BYTES
 from overlay.outbox import (
@@ -307,3 +308,15 @@ def test_a_run_too_large_for_the_capacity_is_dropped_and_its_ticket_is_lost() ->
     assert outbox.take_lost_tickets() == [first, second]
     assert outbox.is_idle
     outbox.validate()
+
+
+def test_runs_that_may_not_be_due_earlier_keep_their_order_whatever_their_origins() -> None:
+    """A publisher that has changed its edge has messages of two origins, each with its own clock shift."""
+    outbox = Outbox()
+    least_ns = 1_000 << BUCKET_SHIFT
+    shifts = [(7, 1 << BUCKET_SHIFT), (7, 4 << BUCKET_SHIFT), (8, 9 << BUCKET_SHIFT), (7, 2 << BUCKET_SHIFT)]
+    for sequence, (origin, shift_ns) in enumerate(shifts, 1):
+        run = Run(1, encode_message(1, 100, sequence, 0, b""))
+        outbox.append(least_ns // 2, 0, origin, shift_ns, run, 0, None, 0, least_ns)
+    bodies = bodies_of(outbox.take_frames(10**9, 0))
+    assert [message.sequence for body in bodies for message in decode_messages(body)] == [1, 2, 3, 4]

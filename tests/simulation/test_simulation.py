@@ -19,6 +19,7 @@ from simulation.checkers import LeaderChecker
 from simulation.faults import Faults
 from simulation.overlay_model import MEMBERS, SimulatedOverlay
 from simulation.run import _Run
+from simulation.schedule import Life
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4)
@@ -155,6 +156,20 @@ FOUND = {
         "tests/edge_broker/test_declarations.py::"
         "test_what_is_published_while_zookeeper_has_not_told_who_subscribes_is_not_lost",
     ),
+    23945: Found(
+        "messages that an edge had held back left in another order: their publisher had changed its edge",
+        "tests/overlay/test_outbox.py::"
+        "test_runs_that_may_not_be_due_earlier_keep_their_order_whatever_their_origins",
+    ),
+    25361: Found(
+        "the judge excused a session that ended while its router was cut off, not one that ZooKeeper lost",
+        "tests/simulation/test_simulation.py::"
+        "test_a_fault_of_zookeeper_excuses_what_a_router_loses_whose_session_it_ends",
+    ),
+    25425: Found(
+        "an edge was frozen while it held messages back: the judge had taken the overlay for well",
+        "tests/simulation/test_simulation.py::test_an_overlay_is_not_well_while_an_edge_holds_messages_back",
+    ),
 }
 """Seeds that broke a promise."""
 
@@ -242,6 +257,45 @@ def test_the_session_of_a_leader_is_ended_by_hand_only_if_it_can_be_told() -> No
     way.slow_ns = 0
     faults._expire_session()
     assert ended == [7]
+
+
+@pytest.mark.parametrize(
+    ("ends", "dies", "is_excused"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_a_fault_of_zookeeper_excuses_what_a_router_loses_whose_session_it_ends(
+    ends: bool, dies: bool, is_excused: bool
+) -> None:
+    overlay = SimulatedOverlay(1)
+    router = overlay.routers[0]
+    router.broker = SimpleNamespace(session=SimpleNamespace(session_id=7))
+    router.loop = SimpleNamespace(life=Life.RUNNING)
+    overlay.ensemble.sessions = {7: None}
+    faults = Faults(overlay, LeaderChecker(""), 1)
+    faults._data, faults._data_faults = (10**12, lambda: None), 1
+    heal = faults._excused_if_sessions_end(lambda: None)
+    if ends:
+        overlay.ensemble.sessions = {}
+    router.starts += dies
+    heal()
+    faults._end_excuses()
+    assert len(faults._excuses) == is_excused
+
+
+def test_an_overlay_is_not_well_while_an_edge_holds_messages_back() -> None:
+    overlay = SimulatedOverlay(1)
+    core = SimpleNamespace(has_held=True)
+    broker = SimpleNamespace(
+        session=SimpleNamespace(lease_valid=lambda _: True),
+        hub=SimpleNamespace(clock=lambda: 0),
+        is_leader=True,
+        core=core,
+    )
+    overlay.routers = [SimpleNamespace(name="r1", is_running=True, broker=broker)]
+    overlay.edges = [SimpleNamespace(name="e1", is_running=True, broker=broker)]
+    overlay.clients, overlay.topics = [], []
+    assert overlay.what_is_wrong() == "e1 holds messages back"
+    core.has_held = False
+    assert overlay.what_is_wrong() == ""
 
 
 def test_a_seed_gives_the_same_history_everywhere(tmp_path: Path) -> None:
